@@ -46,7 +46,7 @@ local function concurrency(count, period, _, _, mode, cost, _, now, key, holder,
   local latest = tonumber(newest[4] or newest[2] or 0)
   local longest = period
   if latest - now > period + MAXSTALL then
-    longest = math.max(period, -tonumber(call('ZSCORE', key, 'p') or 0))
+    longest = math.min(math.max(period, -tonumber(call('ZSCORE', key, 'p') or 0)), MAXPERIOD)
   end
   -- If repaired is true, the clock has stepped back so far that no hold may last beyond bound.
   local repaired = latest - now > longest + MAXSTALL

@@ -12,6 +12,12 @@ end
 local function subwindow(count, width, n, _, mode, cost, _, now, _, receipt, start, oldn, oldwidth, owner, ...)
   local passed, used, repaired = 0, 0, false
   local next = {} -- the current part first
+  if oldwidth and oldn > MAXPARTS then -- not written by this store; loops over the parts would block the server
+    if mode ~= RESET then
+      return 0, 0, IMPOSSIBLE, 0, 0, UNCHANGED
+    end
+    oldwidth = nil
+  end
   if oldwidth and start <= now then
     passed = div(now - start, oldwidth)
   end

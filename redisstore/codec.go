@@ -269,7 +269,7 @@ func decode(reply string, charges []penstock.Charge) penstock.Decision {
 const errCorrupt = ReplyError("CORRUPT the state of this key is malformed")
 
 // isPossible reports whether all numbers of statuses are in the range of states that this store
-// writes: at most 2^53 from zero. NaN is not.
+// writes: at most 2^53 from zero. NaN and luagen.Impossible are not.
 func isPossible(numbers string) bool {
 	const largest = 1 << 53
 	for ; len(numbers) >= numberSize; numbers = numbers[numberSize:] {

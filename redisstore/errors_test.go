@@ -131,6 +131,62 @@ func TestImpossibleLevelIsCorrupt(t *testing.T) {
 	}
 }
 
+// A sub-window stores how many parts it has. If a script counted to whatever is stored there, one
+// small value would block the server.
+func TestImpossibleNumberOfPartsIsCorrupt(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	store := open(t, s.URL(), redisstore.Options{})
+	charge := spend("k", penstock.PerHour(3).With(penstock.SubWindow(4)).MustCompile(), 1)
+	if _, err := store.Decide(t.Context(), []penstock.Charge{charge}); err != nil {
+		t.Fatal(err)
+	}
+	key := onlyKey(t, s)
+	state := []byte(must(t, s, "GET", key).(string))
+	copy(state[4+4+7:4+4+2*7], "\x00\x00\x00\x00\x00\x01\x00") // 2^40 parts
+	for _, mode := range []penstock.Mode{penstock.Peek, penstock.Spend, penstock.Force, penstock.Refund, penstock.Peek} {
+		must(t, s, "SET", key, string(state))
+		charge.Mode = mode
+		for _, batch := range [][]penstock.Charge{{charge}, {charge, spend("k", slowRefill("other", 10).Limit().MustCompile(), 1)}} {
+			_, err := store.Decide(t.Context(), batch)
+			wantReason(t, fmt.Sprintf("%v in a batch of %d", mode, len(batch)), err, penstock.ReasonCorrupt)
+		}
+		if got := must(t, s, "GET", key).(string); got != string(state) {
+			t.Errorf("%v has changed the corrupt state", mode)
+		}
+	}
+	charge.Mode = penstock.Reset
+	if _, err := store.Decide(t.Context(), []penstock.Charge{charge}); err != nil {
+		t.Error(err)
+	}
+	if charge.Mode = penstock.Spend; remaining(t, store, "k", charge.Plan) != 3 {
+		t.Error("after a reset, the key is not new")
+	}
+}
+
+// A set stores the longest period of its holds. If its clock has stepped back, a hold lasts for
+// that long at most, and never longer than the longest period that a limit may have.
+func TestStoredPeriodIsBounded(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	store := open(t, s.URL(), redisstore.Options{})
+	plan := penstock.InFlight(1, time.Minute).MustCompile()
+	hold := func(holder string) penstock.Decision {
+		t.Helper()
+		d, err := store.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: plan, Cost: 1, Holder: holder}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	hold("a")
+	key := onlyKey(t, s)
+	must(t, s, "ZADD", key, "4503599627370496", "ha", "-4503599627370496", "p") // 2^52 µs: 142 years
+	if d := hold("b"); d.Allowed || d.RetryAfter() > 8*365*24*time.Hour {
+		t.Errorf("the decision is %v, with a RetryAfter of %v; want a denial of at most eight years", d.Allowed, d.RetryAfter())
+	}
+}
+
 // However many bytes at the end of a state are missing, the answer is an error or a denial.
 func TestTruncatedStateIsNeverAFreshKey(t *testing.T) {
 	t.Parallel()

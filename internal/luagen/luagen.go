@@ -167,6 +167,10 @@ func finish(body string) string {
 	return text + body
 }
 
+// Impossible is the RetryAfter of a state that no store writes. It is larger than any number of a
+// state, so readers of replies take the state as corrupt.
+const Impossible = 1 << 54
+
 // constants has the numbers that replace names in scripts. A local variable would cost time in
 // every call.
 var constants = decimals(map[string]int64{
@@ -174,7 +178,7 @@ var constants = decimals(map[string]int64{
 	"FORCE": int64(algorithm.Force), "REFUND": int64(algorithm.Refund), "RESET": int64(algorithm.Reset),
 	"ATTEMPT": int64(algorithm.Attempt),
 	"MAX":     algorithm.Max, "MAXSTALL": algorithm.MaxStall, "NEVER": algorithm.Never, "UNCHANGED": algorithm.Unchanged,
-	"MAXPERIOD": algorithm.MaxPeriod, "SLACK": slackTTL, "MINSLACK": minSlack, "VIRTUALTTL": virtualTTL,
+	"IMPOSSIBLE": Impossible, "MAXPARTS": algorithm.MaxParts, "MAXPERIOD": algorithm.MaxPeriod, "SLACK": slackTTL, "MINSLACK": minSlack, "VIRTUALTTL": virtualTTL,
 	"FIRSTCOLLECTION": FirstCollection, "EXTENDED": ExtendedMode, "DRYRUN": DryRunMode, "COUNTED": CountedMode,
 	"REPLYPLAIN": ReplyPlain, "REPLYFULL": ReplyFull, "REPLYCORRUPT": ReplyCorrupt, "REPLYREPEAT": ReplyRepeat,
 	"REPLYRECEIPTS": ReplyReceipts, "MAXMARKS": algorithm.MaxMarks,

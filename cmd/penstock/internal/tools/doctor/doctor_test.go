@@ -302,6 +302,7 @@ var faults = []fault{
 	{name: "no connection left", prepare: connections(10), check: "reach", status: Failed, summary: "max number of clients", remedy: "close a connection first, because redis-cli needs one too, for example by stopping an instance; then redis-cli"},
 	{name: "no TTL", prepare: commands("SET ps1{key:s3cret}rule x"), check: "keys", status: Failed, summary: `1 key of limits will never expire: "ps1{key:…}rule"`, remedy: "PTTL"},
 	{name: "wrong type", prepare: commands("HSET ps1{key:s3cret}rule a b", "PEXPIRE ps1{key:s3cret}rule 100000"), check: "keys", status: Failed, summary: "wrong type", remedy: "TYPE"},
+	{name: "wrong type of the epoch", prepare: commands("HSET ps1{%@}epoch a b", "PEXPIRE ps1{%@}epoch 100000"), check: "keys", status: Failed, summary: "wrong type", remedy: "TYPE"},
 	{name: "wrong type of a set", prepare: commands("SET ps1{k:s3cret}g:uploads:slidinglog a PX 100000"), check: "keys", status: Failed, summary: "wrong type", remedy: "TYPE"},
 	{name: "foreign", prepare: commands("SET ps1session:s3cret x PX 100000"), check: "keys", status: Warning, summary: "did not make", remedy: "different prefixes"},
 	{name: "tenants", prepare: commands("DEBUG POPULATE 500 other"), check: "tenants", status: Warning, summary: "other programs have about", remedy: "a separate server"},

@@ -181,6 +181,8 @@ func (d *doctor) typeOf(key string) (want string, isOurs bool) {
 	switch {
 	case rest == "instances" && tag == "%@":
 		return "zset", true
+	case rest == "epoch" && tag == "%@":
+		return "string", true
 	case strings.HasPrefix(tag, "%@"): // other state of instances: the key of a limit never has such a tag
 		return "", true
 	case len(parts) == 1 && rest != "":
@@ -218,7 +220,8 @@ func (d *doctor) judgeKeys(s *server) {
 	addProblem(Failed, m.forever, "no TTL", "%s of limits will never expire", "another program wrote or changed them; they may deny a client forever, and fill the memory",
 		listCommand+" | while read -r k; do ["+` "$(`+d.cli(s, `PTTL "$k"`)+`)" = -1 ] && echo "$k"; done lists them; delete them with DEL`)
 	addProblem(Failed, m.wrongType, "wrong type", "%s of limits with a wrong type", "another program wrote them; decisions about them fail with the reason corrupt",
-		listCommand+` | while read -r k; do echo "$(`+d.cli(s, `TYPE "$k"`)+`) $k"; done lists them with their types; delete them, and give the programs different prefixes`)
+		listCommand+` | while read -r k; do t="$(`+d.cli(s, `TYPE "$k"`)+`)"; case "$k" in *:slidinglog|*:concurrency|*}instances) w=zset;; *) w=string;; esac; [ "$t" = $w ] || echo "$t $k"; done`+
+			` lists them with their types; delete them, and give the programs different prefixes`)
 	addProblem(Warning, m.foreign, "foreign", "%s under the prefix that Penstock did not make", "another program uses the same prefix, and may overwrite counters", listCommand+" lists them; give the programs different prefixes")
 	if len(m.needs) > 0 {
 		what := map[string]string{"+type": "keys of a wrong type", "+pttl": "keys without a TTL", "+memory|usage": "the size of keys"}
