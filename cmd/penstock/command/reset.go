@@ -101,9 +101,11 @@ type resetCommand struct {
 type resetReport struct {
 	Identity string `json:"identity"`
 	*keylimits.Reset
-	Unread   []string          `json:"unread,omitempty"`    // limits of new_identities, as RULE.LIMIT, which are not reset
-	Held     []keylimits.Limit `json:"held,omitempty"`      // limits of requests in flight that hold slots, which are reset only by their names
-	DeniedBy []string          `json:"denied_by,omitempty"` // other limits, as RULE.LIMIT, that still deny the client
+	Unread    []string          `json:"unread,omitempty"`    // limits of new_identities, as RULE.LIMIT, which are not reset
+	Held      []keylimits.Limit `json:"held,omitempty"`      // limits of requests in flight that hold slots, which are reset only by their names
+	DeniedBy  []string          `json:"denied_by,omitempty"` // other limits, as RULE.LIMIT, that still deny the client
+	Elsewhere []string          `json:"elsewhere,omitempty"` // limits, as RULE.LIMIT, that may count the client under another key; neither read nor reset
+	List      string            `json:"list,omitempty"`      // that has the client: allow or deny
 
 	isUnused bool // the command has found no counter of the key
 }
@@ -114,9 +116,10 @@ func (r *resetReport) noteState(now *keyReport) {
 		return
 	}
 	r.isUnused = len(r.Reset.Reset) == 0 && now.isUnused()
-	if now.List != "" {
+	if r.List = now.List; r.List != "" {
 		return // no limit decides
 	}
+	r.Elsewhere = now.Elsewhere
 	for _, name := range now.DeniedBy {
 		isHeld := func(l keylimits.Limit) bool { return l.Name() == name }
 		if !slices.ContainsFunc(r.Held, isHeld) {
@@ -316,7 +319,11 @@ func (r *resetCommand) print(out io.Writer, report *resetReport, caches string) 
 	if len(report.DeniedBy) > 0 {
 		printable.Fprintf(&text, "A request of the client is still denied by %s.\n", strings.Join(report.DeniedBy, ", "))
 	}
+	if report.List == keylimits.DenyList {
+		text.WriteString("The client is on the deny list, so all its requests are still rejected.\n")
+	}
 	printHeld(&text, report.Held)
+	text.WriteString(textOfElsewhere(report.Elsewhere))
 	text.WriteString(textOfUnread(report.Unread))
 	var err error
 	if r.output == "json" {

@@ -79,7 +79,7 @@ func newStatus(algorithms []*algorithm.Algorithm) *cobra.Command {
 		},
 	}
 	given.add(c, "envoy-config")
-	c.Flags().StringVar(&rule, "rule", "", "show only the limits of this rule")
+	c.Flags().StringVar(&rule, "rule", "", "show only the limits of this rule, and limits of all clients together that may deny its requests")
 	instance.add(c, "read from the running instance with this admin address")
 	c.Flags().StringVar(&ref, "ref", "", refUsage)
 	c.Flags().StringVarP(&output, "output", "o", "text", "output format: text or json")
@@ -193,22 +193,24 @@ func (a *admin) fetchKey(ctx context.Context, wanted keyQuery) (*keyReport, erro
 	if found.Identity == "" { // shown_identities is off
 		found.Identity = wanted.String()
 	}
-	return &keyReport{Identity: found.Identity, Source: found.Source, List: found.List, DeniedBy: found.DeniedBy, Results: found.Results, Limits: found.Limits, Global: found.Global, Unread: found.Unread, Repair: found.Repair, Skipped: found.Skipped}, nil
+	return &keyReport{Identity: found.Identity, Source: found.Source, List: found.List, DeniedBy: found.DeniedBy, Results: found.Results, Limits: found.Limits, Global: found.Global, Unread: found.Unread, Elsewhere: found.Elsewhere, Repair: found.Repair, Skipped: found.Skipped}, nil
 }
 
 // A keyStore is the store and the policy, for one key.
 type keyStore struct {
-	key      string
-	limits   []keylimits.Limit // limits that count under the key; empty only if unread has a name
-	global   []keylimits.Limit // limits of all clients together, in the same rules
-	unread   []string          // names of limits of new_identities, which the store does not have
-	list     string            // that has the client: allow or deny
-	skipped  int               // number of limits that are left out, because there are too many
-	store    penstock.Store    // each call has storeTimeout
-	reader   *keylimits.Reader // reads the store
-	settings settings.Settings
-	redis    *redisstore.Store
-	policy   *policyfile.Policy
+	key           string
+	limits        []keylimits.Limit // limits that count under the key; empty only if unread has a name
+	global        []keylimits.Limit // limits of all clients together that may deny the key
+	unread        []string          // names of limits of new_identities, which the store does not have
+	elsewhere     []string          // names of limits that may count the client under another key
+	list          string            // that has the client: allow or deny
+	skipped       int               // number of limits of the key that are left out, because there are too many
+	skippedGlobal int               // the same, of all clients together
+	store         penstock.Store    // each call has storeTimeout
+	reader        *keylimits.Reader // reads the store
+	settings      settings.Settings
+	redis         *redisstore.Store
+	policy        *policyfile.Policy
 }
 
 // openKey opens the store, and finds the limits of a key.
@@ -267,13 +269,13 @@ func newKeyStore(s settings.Settings, p *policyfile.Policy, key, rule string) (*
 	k.limits, k.skipped = keylimits.Find(rules, k.key, rule)
 	k.list = keylimits.ListOf(rules, k.limits)
 	k.unread = keylimits.NewIdentities(rules, k.key, rule)
+	k.elsewhere = keylimits.Elsewhere(rules, k.key, k.limits)
 	k.limits = append(k.limits, envoy...)
 	if len(k.limits) == 0 && len(k.unread) == 0 {
 		return nil, withStatus(exitUsage, errors.New(keylimits.NotCounted(rules, key, rule)))
 	}
 	if k.key != syntax.GlobalKey {
-		global, skipped := keylimits.Globals(rules, k.limits)
-		k.global, k.skipped = global, k.skipped+skipped
+		k.global, k.skippedGlobal = keylimits.Globals(rules, k.limits)
 	}
 	for _, limits := range [][]keylimits.Limit{k.limits, k.global} {
 		for i := range limits {
@@ -304,16 +306,17 @@ func (k *keyStore) close() {
 
 // A keyReport is what penstock status prints. As JSON it has the names of /api/v1/key.
 type keyReport struct {
-	Identity string             `json:"identity"`
-	Source   string             `json:"source"`         // where the numbers are from: the store, or a guard of the instance
-	List     string             `json:"list,omitempty"` // that has the client: allow or deny
-	DeniedBy []string           `json:"denied_by"`      // enforced limits that would deny a request whatever the tier of its client, as RULE.LIMIT
-	Results  []keylimits.Result `json:"results"`        // one for each tier that the client may have
-	Limits   []keylimits.Limit  `json:"limits"`
-	Global   []keylimits.Limit  `json:"global,omitempty"` // of all clients together, in the same rules
-	Unread   []string           `json:"unread,omitempty"` // limits of new_identities, as RULE.LIMIT: only the memory of instances has their counts
-	Repair   string             `json:"repair,omitempty"` // if a limit is corrupt: the command that deletes the values that Penstock did not write
-	Skipped  int                `json:"skipped"`          // number of limits that were not read, because there are too many
+	Identity  string             `json:"identity"`
+	Source    string             `json:"source"`         // where the numbers are from: the store, or a guard of the instance
+	List      string             `json:"list,omitempty"` // that has the client: allow or deny
+	DeniedBy  []string           `json:"denied_by"`      // enforced limits that would deny a request whatever the tier of its client, as RULE.LIMIT
+	Results   []keylimits.Result `json:"results"`        // one for each tier that the client may have
+	Limits    []keylimits.Limit  `json:"limits"`
+	Global    []keylimits.Limit  `json:"global,omitempty"`    // of all clients together, which may deny the key's requests too
+	Unread    []string           `json:"unread,omitempty"`    // limits of new_identities, as RULE.LIMIT: only the memory of instances has their counts
+	Elsewhere []string           `json:"elsewhere,omitempty"` // enforced limits, as RULE.LIMIT, that may count the client under another key; not read
+	Repair    string             `json:"repair,omitempty"`    // if a limit is corrupt: the command that deletes the values that Penstock did not write
+	Skipped   int                `json:"skipped"`             // number of limits that were not read, because there are too many
 
 	isFromCommand bool // the command has read the store itself, with its own settings
 }
@@ -341,7 +344,7 @@ func (k *keyStore) read(ctx context.Context) (*keyReport, error) {
 		return nil, err
 	}
 	results := keylimits.Results(all)
-	return &keyReport{Identity: k.key, Source: source.String(), List: k.list, DeniedBy: keylimits.DeniedBy(results), Results: results, Limits: all[:len(k.limits)], Global: all[len(k.limits):], Unread: k.unread, Skipped: k.skipped, isFromCommand: true}, nil
+	return &keyReport{Identity: k.key, Source: source.String(), List: k.list, DeniedBy: keylimits.DeniedBy(results), Results: results, Limits: all[:len(k.limits)], Global: all[len(k.limits):], Unread: k.unread, Elsewhere: k.elsewhere, Skipped: k.skipped + k.skippedGlobal, isFromCommand: true}, nil
 }
 
 func (r *keyReport) print(out io.Writer) error {
@@ -381,7 +384,10 @@ func (r *keyReport) print(out io.Writer) error {
 		b.WriteString("penstock explain finds the tier from the headers of a request.\n")
 	case len(r.DeniedBy) > 0:
 		printable.Fprintf(&b, "\nA request of one unit would be denied now, by %s.\n", strings.Join(r.DeniedBy, ", "))
-	case len(r.Unread)+r.Skipped > 0:
+		if r.hasOtherRules() {
+			b.WriteString("A limit counts only the requests that its rule matches.\n")
+		}
+	case len(r.Unread)+len(r.Elsewhere)+r.Skipped > 0:
 		b.WriteString("\nNone of these enforced limits would deny a request of one unit now.\n")
 	default:
 		b.WriteString("\nNo enforced limit would deny a request of one unit now.\n")
@@ -391,8 +397,22 @@ func (r *keyReport) print(out io.Writer) error {
 	}
 	r.printCorrupt(&b)
 	b.WriteString(textOfUnread(r.Unread))
+	if r.List == "" {
+		b.WriteString(textOfElsewhere(r.Elsewhere))
+	}
 	_, err := io.WriteString(out, b.String())
 	return err
+}
+
+// hasOtherRules reports whether a rule was read that does not deny.
+func (r *keyReport) hasOtherRules() bool {
+	all := slices.Concat(r.Limits, r.Global)
+	return slices.ContainsFunc(all, func(l keylimits.Limit) bool {
+		denies := func(other keylimits.Limit) bool {
+			return other.Rule == l.Rule && slices.Contains(r.DeniedBy, other.Name())
+		}
+		return l.Kind == keylimits.Enforced && !slices.ContainsFunc(all, denies)
+	})
 }
 
 // printCorrupt names the limits whose state is corrupt, what happens to their requests, and how to
@@ -440,6 +460,16 @@ func textOfUnread(names []string) string {
 	}
 	return "Not read: " + printable.Line(strings.Join(names, ", ")) + ". Each instance counts the new identities of an address in its own memory. This count\n" +
 		"cannot be reset: it goes down by itself, and a restart clears it. penstock denials lists the addresses that are denied.\n"
+}
+
+// textOfElsewhere describes the limits that may count the client under another key. It returns "" if
+// there are no names.
+func textOfElsewhere(names []string) string {
+	if len(names) == 0 {
+		return ""
+	}
+	return "Not read: " + printable.Line(strings.Join(names, ", ")) + ". They may count the client under another key, such as its address.\n" +
+		"penstock explain finds all limits of a request.\n"
 }
 
 // printLimit prints a row of the table. clients names the clients that the limit counts. It is ""

@@ -814,6 +814,66 @@ func TestResetNamesWhatStillDenies(t *testing.T) {
 	}
 }
 
+// A limit of another rule that applies in addition denies the client too. Limits that count under
+// another key are named, because they may deny it.
+func TestStatusAndResetNameLimitsOfOtherRules(t *testing.T) {
+	const text = `
+rules:
+  - {name: api, match: {path: /api}, per: {key: header X-Key}, limits: [{rate: 5/h}]}
+  - {name: total, always: true, per: global, limits: [{rate: 5/h}]}
+  - {name: near, always: true, per: ip, limits: [{rate: 5/h}]}
+`
+	wheres, rules, direct := startWithStore(t, text)
+	const notRead = "Not read: near.hour. They may count the client under another key"
+	for _, where := range wheres {
+		for _, c := range []struct {
+			isFull bool
+			code   int
+			want   string
+		}{
+			{false, exitOK, "None of these enforced limits would deny"},
+			{true, exitDenied, "would be denied now, by total.hour.\nA limit counts only the requests that its rule matches.\n"},
+		} {
+			charge := penstock.Charge{Key: "global", Plan: rules.Limit("total", "hour").Variants[0], Mode: penstock.Reset}
+			if c.isFull {
+				charge.Cost, charge.Mode = 5, penstock.Spend
+			}
+			if _, err := direct.Decide(t.Context(), []penstock.Charge{charge}); err != nil {
+				t.Fatal(err)
+			}
+			for _, more := range [][]string{nil, {"--rule", "api"}} {
+				code, out, errors := command(slices.Concat([]string{"status", "key:a"}, where, more)...)
+				if missing := missingIn(out, c.want, notRead); code != c.code || missing != nil {
+					t.Errorf("status %q %q: exit status %d, %s%s; want %d with %q", where, more, code, out, errors, c.code, missing)
+				}
+				code, out, errors = command(slices.Concat([]string{"reset", "key:a", "--reason", "r", "--yes"}, where, more)...)
+				isNamed := strings.Contains(out, "A request of the client is still denied by total.hour.\n")
+				if code != exitDenied || isNamed != c.isFull || !strings.Contains(out, notRead) {
+					t.Errorf("reset %q %q: exit status %d, %s%s; want %d, %q, and that total.hour denies: %t", where, more, code, out, errors, exitDenied, notRead, c.isFull)
+				}
+			}
+		}
+	}
+}
+
+// A reset changes nothing for a client that the deny list rejects.
+func TestResetOfAClientOnTheDenyListSaysSo(t *testing.T) {
+	const text = "deny: {header X-Key: [foe]}\nrules: [{name: api, per: {key: header X-Key}, limits: [{rate: 5/h}]}]\n"
+	wheres, rules, direct := startWithStore(t, text)
+	const rejected = "The client is on the deny list, so all its requests are still rejected.\n"
+	for _, where := range wheres {
+		for _, key := range []string{"key:foe", "key:friend"} {
+			if _, err := direct.Decide(t.Context(), []penstock.Charge{{Key: key, Plan: rules.Limit("api", "hour").Variants[0], Cost: 1}}); err != nil {
+				t.Fatal(err)
+			}
+			code, out, errors := command(slices.Concat([]string{"reset", key, "--reason", "r", "--yes"}, where)...)
+			if isSaid := strings.Contains(out, rejected); code != exitOK || isSaid != (key == "key:foe") {
+				t.Errorf("reset of %s, %q: exit status %d, %s%s; want %d, and %q only for key:foe", key, where, code, out, errors, exitOK, rejected)
+			}
+		}
+	}
+}
+
 // With other settings than those of the instances, the commands look for other keys in Redis. So
 // they say what to compare if nothing is used.
 func TestUnusedKeyNamesTheSettingsToCompare(t *testing.T) {

@@ -220,7 +220,7 @@ func TestKeyPageShowsWhichLimitDeniesAndUntilWhen(t *testing.T) {
 	if strings.Index(denied, "tier free") > strings.Index(denied, "tier premium") {
 		t.Errorf("the limit of tier premium is listed before that of tier free; want the one that denies first: %s", denied)
 	}
-	s.mustHave(s.text("key?key=key:fresh", 200, operator), "Admitted now")
+	s.mustHave(s.text("key?key=key:fresh", 200, operator), "Admitted now. No limit of this key would deny")
 	unknown := s.text("key?key=nothing", 404, operator)
 	s.mustHave(unknown, `no limit counts under a key such as "nothing"; write key:nothing`, "Look up")
 	if strings.Contains(unknown, "Admitted") {
@@ -258,7 +258,7 @@ rules:
 	s.spend("key:gold-1", 10) // of the tier free, as another instance with an older policy may have counted
 	s.spend("key:other", 10)
 	gold, other := s.text("key?key=key:gold-1", 200, operator), s.text("key?key=key:other", 200, operator)
-	s.mustHave(gold, "Admitted now. No limit of this key would deny", "api .hour tier gold 100 per 1h, burst 100 10 90")
+	s.mustHave(gold, "Admitted now by the limits that were read. Not read: page.hour . They may count the client under another key", "api .hour tier gold 100 per 1h, burst 100 10 90")
 	s.mustHave(other, "Denied now by api.hour , for", "api .hour tier free 10 per 1h, burst 10 10 0")
 	if strings.Contains(gold, "tier free") || strings.Contains(other, "tier gold") {
 		t.Errorf("a page has the numbers of another tier:\n%s\n%s", gold, other)
@@ -275,7 +275,7 @@ rules:
 	if rejected := strings.Count(foe, " rejected "); strings.Contains(foe, "passes") || strings.Contains(foe, "admitted") || rejected != 2 { // one in each limit's row
 		t.Errorf("the page of a denied client is %s; want each limit to reject its request", foe)
 	}
-	s.mustHave(s.text("key?key=vip:v1", 200, operator), "Admitted now.")
+	s.mustHave(s.text("key?key=vip:v1", 200, operator), "Admitted now by")
 	if page := s.text("key?key=vip:v2", 200, operator); strings.Contains(page, "Admitted") || !strings.Contains(page, "No request counts under this key.") || !strings.Contains(page, "now not counted") {
 		t.Errorf("the page of a key that the policy does not list is %s; want it neither admitted nor denied", page)
 	}

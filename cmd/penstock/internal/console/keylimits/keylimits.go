@@ -227,24 +227,59 @@ func Envoy(found []envoyrls.KeyLimit, rule string) (limits []Limit) {
 	return limits
 }
 
-// Globals returns the limits for all clients together that are in the same rules as the given
-// limits of a key. They may deny requests of the key too. Globals returns at most MaxLimits, and
-// how many others it skipped.
+// canJoin reports whether a rule may apply to requests that the given limits of a key count. It
+// compares no matches, so it may return true for a rule that matches none of these requests.
+func canJoin(limits []Limit, rule *policy.Rule) bool {
+	return slices.ContainsFunc(limits, func(l Limit) bool {
+		if l.policy == nil { // Envoy's limits are counted without a rule of the policy
+			return false
+		}
+		own := l.policy.Rule
+		return own == rule || own.Always || rule.Always || own.Shadow
+	})
+}
+
+// Elsewhere returns the enforced limits, as RULE.LIMIT, that may count the requests of a key under
+// another key, such as the address of the client. The limits are those of the key. The key does not
+// tell the other one, so these limits are not read.
+func Elsewhere(rules *policy.Rules, key string, limits []Limit) (names []string) {
+	if key == syntax.GlobalKey { // of no client
+		return nil
+	}
+	for _, r := range rules.All() {
+		if !canJoin(limits, r) {
+			continue
+		}
+		for _, l := range r.Limits {
+			if isOther := !l.Key.Global && !l.Key.CanBe(key); isOther && KindOf(l) == Enforced {
+				names = append(names, r.Name+"."+l.Name)
+			}
+		}
+	}
+	return names
+}
+
+// Globals returns the limits for all clients together that may deny requests of a key. They are in
+// the rules of the given limits of the key, or enforced in rules that may apply together with
+// these. Globals returns at most MaxLimits, and how many others it skipped.
 func Globals(rules *policy.Rules, limits []Limit) (found []Limit, skipped int) {
+	isOwn := func(l *Limit) bool {
+		return slices.ContainsFunc(limits, func(other Limit) bool { return other.policy != nil && other.Rule == l.Rule })
+	}
 	// canHave reports whether a client that one of the limits counts may have the tier of l.
 	canHave := func(l *Limit) bool {
-		return slices.ContainsFunc(limits, func(other Limit) bool {
-			switch {
-			case other.Rule != l.Rule || other.policy == nil:
+		return l.Tier == "" || slices.ContainsFunc(limits, func(other Limit) bool {
+			if other.policy == nil || isOwn(l) && other.Rule != l.Rule {
 				return false
-			case l.Tier == "":
-				return true
 			}
 			hasName := func(tier int) bool { return rules.Spec().Tiers[tier].Name == l.Tier }
 			return slices.ContainsFunc(rules.TiersOf(other.policy.Key, other.key), hasName)
 		})
 	}
-	isOther := func(l Limit) bool { return !l.policy.Key.Global || !canHave(&l) }
+	isOther := func(l Limit) bool {
+		mayDeny := isOwn(&l) || l.Kind == Enforced
+		return !l.policy.Key.Global || !mayDeny || !canJoin(limits, l.policy.Rule) || !canHave(&l)
+	}
 	return cut(slices.DeleteFunc(findAll(rules, syntax.GlobalKey, ""), isOther))
 }
 

@@ -286,6 +286,42 @@ func TestGlobalsOfARuleAreFoundAmongMany(t *testing.T) {
 	}
 }
 
+// Limits of other rules may deny a key's requests too. Those of all clients are read. Those that
+// count under another key are named.
+func TestLimitsOfRulesThatMayApplyTogether(t *testing.T) {
+	t.Parallel()
+	rule := func(name, more, per string) string {
+		return fmt.Sprintf("{name: %s, %s limits: [{rate: 5/h, per: %s}]}", name, more, per)
+	}
+	const inPath, always, isShadow = "match: {path: /b},", "always: true,", "shadow: true,"
+	const key, near, global = "{key: header X-Key}", "ip", "global"
+	for _, c := range []struct {
+		first, second     string
+		global, elsewhere string
+	}{
+		{rule("a", "", key), rule("b", always, global), "b.hour", ""},
+		{rule("a", always, key), rule("b", inPath, global), "b.hour", ""},
+		{rule("a", isShadow, key), rule("b", inPath, global), "b.hour", ""},
+		{rule("a", "", key), rule("b", inPath, global), "", ""}, // never both
+		{rule("a", "", key), rule("b", always+isShadow, global), "", ""},
+		{rule("a", "", key), rule("b", always, near), "", "b.hour"},
+		{rule("a", "", key), rule("b", always+isShadow, near), "", ""},
+		{rule("a", "", key), rule("b", inPath, near), "", ""},
+		{rule("a", "", key), rule("b", always, "{first_of: ["+key+", ip]}"), "", ""}, // it counts the key itself
+	} {
+		rules := rulesOf(t, "rules: ["+c.first+", "+c.second+"]\n")
+		limits, _ := Find(rules, "key:a", "a")
+		var names []string
+		found, _ := Globals(rules, limits)
+		for _, l := range found {
+			names = append(names, l.Name())
+		}
+		if got, elsewhere := strings.Join(names, " "), strings.Join(Elsewhere(rules, "key:a", limits), " "); got != c.global || elsewhere != c.elsewhere {
+			t.Errorf("%s, %s: limits of all clients are %q, and elsewhere counts %q; want %q and %q", c.first, c.second, got, elsewhere, c.global, c.elsewhere)
+		}
+	}
+}
+
 // A fallback knows its share only, so the rest of the limit must not count as used.
 func TestUsedUnitsAreUnknownWithoutTheStore(t *testing.T) {
 	limits, _ := Find(rulesOf(t, testPolicy), "key:a", "api")
