@@ -117,7 +117,8 @@ func printOffenders(out io.Writer, found *adminapi.Offenders) error {
 		printable.Fprintf(w, "%s\t%s\t%d\t%d\t%s\n", o.Rule+"."+o.Limit, o.Identity, o.AtLeast, o.AtMost, o.Ref)
 	}
 	_ = w.Flush()
-	printable.Fprintf(&b, "\nAll keys together: %d denials in %s.\n", found.Total, found.Window)
+	printable.Fprintf(&b, "\nThe keys of all rules together: %d denials in %s. Denials by limits of all clients together (per: global) have no\n"+
+		"key, so they are not in this number; penstock top shows them.\n", found.Total, found.Window)
 	_, err := io.WriteString(out, b.String())
 	return err
 }

@@ -91,6 +91,27 @@ func TestDenialsAreFollowed(t *testing.T) {
 	}
 }
 
+// Denials by a limit of all clients have no key, so the total says that it lacks them. It is the
+// total of all rules, also with --rule.
+func TestTotalOfDenialsSaysWhatItCounts(t *testing.T) {
+	const policy = `
+rules:
+  - {name: keys, per: {key: header X-Key}, limits: [{rate: 1/h}]}
+  - {name: all, match: {path: /all}, per: global, limits: [{rate: 1/h}]}
+`
+	f := &statusFixture{process: startProcess(t, "--config", writeFile(t, "rules.yaml", policy), "--admin-listen=127.0.0.1:0")}
+	for range 3 { // two are denied
+		f.request(t, "/keys", "a")
+		f.request(t, "/all", "a")
+	}
+	for _, rule := range []string{"", "keys", "all"} {
+		const want = "The keys of all rules together: 2 denials in 5m. Denials by limits of all clients together (per: global) have no\nkey, so they are not in this number"
+		if code, out, errors := command("denials", "--admin", f.admin, "--rule", rule); code != exitOK || !strings.Contains(out, want) {
+			t.Errorf("denials of rule %q: exit status %d, %s%s; want %d with %q", rule, code, out, errors, exitOK, want)
+		}
+	}
+}
+
 // checkDenial checks that the first line of a text is a denial in JSON.
 func checkDenial(t *testing.T, text string) {
 	t.Helper()

@@ -174,7 +174,7 @@ type Offenders struct {
 	Scope        string     `json:"scope" doc:"fleet or instance"`
 	Identities   string     `json:"identities" doc:"how identities are shown: off, masked or full"`
 	Offenders    []Offender `json:"offenders" doc:"the most active first"`
-	Total        uint64     `json:"total" doc:"the count of all keys together"`
+	Total        uint64     `json:"total" doc:"the count of all keys together, of all rules; what limits of all clients together (per: global) count is not in it"`
 	OthersAtMost uint64     `json:"others_at_most" doc:"a key that is not listed has at most this count"`
 	Missed       uint64     `json:"missed" doc:"events that were not counted because another one was being counted; at_most and others_at_most include them"`
 	Distinct     *Distinct  `json:"distinct,omitempty" doc:"only with kind denied: how many different keys were denied; a key counts once for each limit"`
