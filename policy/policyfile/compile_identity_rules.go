@@ -74,23 +74,32 @@ func (c *compiler) compileNewIdentities(r *policy.Rule, config *ruleConfig) {
 }
 
 // warnInventedIdentities warns about identities that clients can invent without a bound. Each new
-// identity has a new limit, and a key in the store.
+// identity has a new limit, and a key in the store. Shadows are meant to be enforced later, so the
+// warning comes for them too.
 func (c *compiler) warnInventedIdentities() {
-	boundsAllRequests := func(r *policy.Rule) bool { return r.Always && r.Match.IsAll() && boundsAddresses(r) }
+	boundsAllRequests := func(r *policy.Rule) bool { return r.Always && r.Match.IsAll() && boundsAddresses(r, nil) }
+	isWarnedOf := make(map[*string]bool) // by the place of an identity
 	isBounded := slices.ContainsFunc(c.spec.Rules, boundsAllRequests)
 	for _, r := range c.spec.Rules {
-		if isBounded || r.NewIdentities != nil || boundsAddresses(r) {
+		if isBounded || r.NewIdentities != nil {
 			continue
 		}
 		for _, l := range r.Limits {
-			if l.Shadow {
-				continue // a shadow denies nothing, so an invented identity evades nothing
+			if boundsAddresses(r, l) {
+				continue
+			}
+			isShadow := l.Shadow || r.Shadow
+			effect, toRule := "each new value gets a fresh limit and a key", "the rule"
+			if isShadow {
+				effect, toRule = "each new value gets a key now, and a fresh limit when this shadow is enforced", "the enforced rule"
 			}
 			for _, id := range l.Key.Invented() {
-				if id.Source.Kind != policy.KindHost && id.Source.Kind != policy.KindMethod {
-					at := c.identityNotes[id].source
-					c.warn(at, "clients can write any %s, and each new value gets a fresh limit and a key; list the values that were issued, "+
-						"add new_identities: 20/min to the rule, or a limit per address beside this", *at)
+				at := c.identityNotes[id].source
+				isKnown := isShadow && isWarnedOf[at] // an enforced limit has the same identity
+				if id.Source.Kind != policy.KindHost && id.Source.Kind != policy.KindMethod && !isKnown {
+					isWarnedOf[at] = true
+					c.warn(at, "clients can write any %s, and %s; list the values that were issued, "+
+						"add new_identities: 20/min to %s, or a limit per address beside this", *at, effect, toRule)
 				}
 			}
 		}
@@ -145,12 +154,15 @@ func isPresent(id *policy.Identity, where policy.Condition) bool {
 	})
 }
 
-// boundsAddresses reports whether a rule has a limit that counts each of its requests by the
-// client's address.
-func boundsAddresses(r *policy.Rule) bool {
-	return !r.Shadow && slices.ContainsFunc(r.Limits, func(l *policy.Limit) bool {
+// boundsAddresses reports whether a rule has a limit that counts, by the client's address, each
+// request that another limit of the rule counts. If that one is nil, it counts all requests. If it
+// is a shadow, other shadows bound it too, as they will when they are enforced.
+func boundsAddresses(r *policy.Rule, counted *policy.Limit) bool {
+	withShadows := counted != nil && (counted.Shadow || r.Shadow)
+	return (withShadows || !r.Shadow) && slices.ContainsFunc(r.Limits, func(l *policy.Limit) bool {
 		isRate := len(l.Variants) > 0 && !l.Variants[0].Algorithm().NeedsHolder()
-		return isAddress(l.Key) && isRate && !l.Shadow && l.Status == nil
+		countsAll := l.Status == nil || counted != nil && counted.Status != nil && *counted.Status == *l.Status
+		return isAddress(l.Key) && isRate && (withShadows || !l.Shadow) && countsAll
 	})
 }
 

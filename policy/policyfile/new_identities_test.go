@@ -19,7 +19,6 @@ func TestWarningsOfIdentitiesThatClientsCanInvent(t *testing.T) {
 		"rules: [{name: a, per: {k: {header X-Key: [a]}}, new_identities: 1/s, limits: [{rate: 1/s}]}]":                              "cannot",
 		"rules: [{name: a, per: {k: {header X-Key: [a]}}, limits: [{rate: 1/s}]}]":                                                   "",
 		"rules: [{name: a, per: {k: header X-Key}, new_identities: 20/min, limits: [{rate: 1/s}]}]":                                  "",
-		"rules: [{name: a, shadow: true, per: {k: header X-Key}, limits: [{rate: 1/s}]}]":                                            "",
 		"rules: [{name: a, per: global, limits: [{rate: 1/s}]}]":                                                                     "",
 		"rules: [{name: a, limits: [{rate: 1/s, per: {k: header X-Key}}, {name: b, rate: 9/s, per: ip}]}]":                           "",
 		"rules: [{name: a, per: {k: header X-Key}, limits: [{rate: 1/s}]}, {name: b, always: true, per: ip, limits: [{rate: 9/s}]}]": "",

@@ -102,19 +102,29 @@ func TestHintsOfRequestsThatLimitsMiss(t *testing.T) {
 func TestWarningsOfInventedIdentities(t *testing.T) {
 	const warning = "clients can write any header X-User-Id, and each new value gets a fresh limit and a key; list the values that were issued, " +
 		"add new_identities: 20/min to the rule, or a limit per address beside this"
-	const rule = "rules: [{name: a, per: %s, limits: [{in_flight: 5}%s]}]\n"
-	for _, row := range []struct{ per, otherLimit, want string }{
+	const ofShadow = "clients can write any header X-User-Id, and each new value gets a key now, and a fresh limit when this shadow is enforced; list the values that were issued, " +
+		"add new_identities: 20/min to the enforced rule, or a limit per address beside this"
+	const rule = "rules: [{name: a, per: %s, limits: [{in_flight: 5}%s]%s}]\n"
+	for _, row := range []struct{ per, otherLimit, more, want string }{
 		{per: "{user: header X-User-Id}", want: warning},
 		{per: "{first_of: [{user: header X-User-Id}, ip]}", want: warning},
 		{per: "{user: header X-User-Id}", otherLimit: ", {rate: 9/s, per: ip}"},
 		{per: "{user: header X-User-Id}", otherLimit: ", {rate: 9/s, per: {first_of: [ip]}}"},
+		{per: "{user: header X-User-Id}", more: ", shadow: true", want: ofShadow},
+		{per: "{user: header X-User-Id}", otherLimit: ", {rate: 9/s, per: ip}", more: ", shadow: true"},
+		{per: "global", otherLimit: ", {rate: 9/s, shadow: true, per: {user: header X-User-Id}}", want: ofShadow},
+		{per: "global", otherLimit: ", {rate: 9/s, shadow: true, per: {user: header X-User-Id}}, {name: b, rate: 9/s, shadow: true, per: ip}"},
+		{per: "{user: header X-User-Id}", otherLimit: ", {rate: 9/s, shadow: true, per: ip}", want: warning},
+		{per: "{user: header X-User-Id}", otherLimit: ", {rate: 9/s, shadow: true}", want: warning},
+		{per: "{user: header X-User-Id}", otherLimit: ", {rate: 9/s, per: ip, on_status: 401}", want: warning},
+		{per: "global", otherLimit: ", {rate: 9/s, per: {user: header X-User-Id}, on_status: 401}, {name: b, rate: 9/s, per: ip, on_status: 401}"},
 	} {
 		got := ""
-		for _, w := range policyIn(t, "policy.yaml", fmt.Sprintf(rule, row.per, row.otherLimit)).Warnings {
+		for _, w := range policyIn(t, "policy.yaml", fmt.Sprintf(rule, row.per, row.otherLimit, row.more)).Warnings {
 			got += w.Message
 		}
 		if got != row.want {
-			t.Errorf("per: %s%s has the warnings %q; want %q", row.per, row.otherLimit, got, row.want)
+			t.Errorf("per: %s%s%s has the warnings %q; want %q", row.per, row.otherLimit, row.more, got, row.want)
 		}
 	}
 }
