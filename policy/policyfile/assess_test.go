@@ -541,6 +541,47 @@ func TestListsInOtherEncodingsAreMistakes(t *testing.T) {
 	}
 }
 
+// A list may have lines that no request matches, because a program wrote them in another format.
+func TestListsWithOddLinesHaveAWarning(t *testing.T) {
+	dir := t.TempDir()
+	const why = ", so it probably matches no client; write one value per line, as clients send it"
+	for text, want := range map[string]string{
+		"a1\na\u200b2\n":                    "list.txt:2: the value has the invisible character U+200B" + why,
+		"\ufeffa1\n":                        "", // a byte order mark at the start of a file
+		"a1\n\ufeffa2\n":                    "list.txt:2: the value has the invisible character U+FEFF" + why,
+		"a1,\na2,\n# b,\n":                  "list.txt:1: the value has a comma" + why + "; this occurs in 2 places",
+		"a1,a2\n":                           "list.txt:1: the value has a comma" + why,
+		"\"a1\"\n":                          "list.txt:1: the value is in quotes" + why,
+		"'a1'\n":                            "list.txt:1: the value is in quotes" + why,
+		"caf\u00e9\na b\nO'Neil\n'\n":       "",
+		"Mozilla/5.0 (KHTML, like Gecko)\n": "",
+	} {
+		write(t, dir+"/list.txt", text)
+		for _, list := range []string{"deny", "allow"} {
+			write(t, dir+"/policy.yaml", aRule+"\n"+list+": {header X-Key: {file: list.txt}}\n")
+			p, err := Load(dir+"/policy.yaml", Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.Close()
+			if !hasOnly(p.Warnings, want) {
+				t.Errorf("with the %s list %q the warnings are %v; want %q", list, text, p.Warnings, want)
+			}
+		}
+	}
+	// The key of an all_of has a comma.
+	write(t, dir+"/list.txt", "key:a,device:b\n")
+	write(t, dir+"/policy.yaml", aRule+"\nidentities: {both: {all_of: [{key: header X-Key}, {device: header X-Device}]}}\ndeny: {both: {file: list.txt}}\n")
+	p, err := Load(dir+"/policy.yaml", Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if !hasOnly(p.Warnings, "") {
+		t.Errorf("with a whole key in the list, the warnings are %v; want none", p.Warnings)
+	}
+}
+
 func TestKeysOfRequests(t *testing.T) {
 	rules := rulesOf(t, `
 identities:

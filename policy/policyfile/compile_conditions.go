@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/penstock/penstock/internal/boundedfile"
@@ -133,10 +134,41 @@ func (c *compiler) compileTest(source policy.Source, values *valuesConfig) polic
 	for i := range values.Is {
 		add(&values.Is[i], "", values.Is[i])
 	}
-	if t.File = values.File; t.File != "" && c.readLines(&values.File, values.File, add) && t.IsEmpty() {
+	odd := remarkKind{report: c.warn}
+	addLine := func(p any, where, text string) bool {
+		isAdded := add(p, where, text)
+		if why := oddity(source, text); isAdded && why != "" {
+			odd.note(p, "%sthe value %s, so it probably matches no client; write one value per line, as clients send it", where, why)
+		}
+		return isAdded
+	}
+	defer odd.end()
+	if t.File = values.File; t.File != "" && c.readLines(&values.File, values.File, addLine) && t.IsEmpty() {
 		c.warn(&values.File, "%s has no values, so it matches no client; add values, or remove the line", wording.Clip(values.File))
 	}
 	return t
+}
+
+// oddity returns why a line of a file is probably not the value that a client sends, such as "is in
+// quotes". It returns "" for other lines.
+func oddity(source policy.Source, text string) string {
+	isInvisible := func(r rune) bool { return !unicode.IsPrint(r) }
+	if at := strings.IndexFunc(text, isInvisible); at >= 0 {
+		r, _ := utf8.DecodeRuneInString(text[at:])
+		return fmt.Sprintf("has the invisible character %U", r)
+	}
+	first, last := text[0], text[len(text)-1]
+	if isQuote := first == '"' || first == '\''; isQuote && first == last && len(text) > 1 {
+		return "is in quotes"
+	}
+	// A comma before a space is usual in text, such as User-Agent. Keys of all_of have commas.
+	for i := range len(text) {
+		isLast := i == len(text)-1
+		if text[i] == ',' && source.Kind != policy.KindIdentity && (isLast || text[i+1] != ' ') {
+			return "has a comma"
+		}
+	}
+	return ""
 }
 
 // Bounds of files with values.
