@@ -29,10 +29,10 @@ func weakerParts(before, after *policy.Rules) string {
 		switch {
 		case len(old) == 0:
 			continue
-		case len(kept) == 0 && next != nil && len(next.Limits) > 0:
+		case len(kept) == 0 && next != nil && next.Shadow:
 			shadowRules = append(shadowRules, rule.Name)
 			continue
-		case len(kept) == 0:
+		case next == nil || len(next.Limits) == 0:
 			rules = append(rules, rule.Name)
 			continue
 		case !hasMatch(after, before, rule.Name):
