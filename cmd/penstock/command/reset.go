@@ -3,6 +3,7 @@ package command
 import (
 	"bufio"
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -24,6 +25,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
 	"github.com/penstock/penstock/cmd/penstock/internal/text/printable"
 	"github.com/penstock/penstock/cmd/penstock/internal/text/redact"
+	"github.com/penstock/penstock/cmd/penstock/internal/text/rediscli"
 )
 
 // newReset makes the command that resets limits of a key.
@@ -207,8 +209,8 @@ func (r *resetCommand) resetAtInstance(c *cobra.Command, given *storeFlags, want
 	}
 	fallbacks := []string{penstock.FromFallback.String(), penstock.FromOpen.String(), penstock.FromClosed.String()}
 	if slices.Contains(fallbacks, found.Source) {
-		return withStatus(exitUnreachable, fmt.Errorf("%s decides without its store now (source: %s), so nothing was reset; penstock doctor --store URL --admin %s says why",
-			instance.address, printable.Line(found.Source), instance.address))
+		return withStatus(exitUnreachable, fmt.Errorf("%s decides without its store now (source: %s), so nothing was reset; penstock doctor --store %s --admin %s says why",
+			instance.address, printable.Line(found.Source), instance.storeName(c.Context()), instance.address))
 	}
 	// The numbers are for the confirmation only. The instance reads them again.
 	limits := keylimits.Resettable(found.Limits, r.limit)
@@ -245,6 +247,16 @@ func (r *resetCommand) resetAtInstance(c *cobra.Command, given *storeFlags, want
 	now, _ := instance.fetchKey(c.Context(), wanted) // a failure does not undo the reset
 	report.noteState(now)
 	return r.print(c.OutOrStdout(), report, caches)
+}
+
+// storeName returns the URL of the instance's store without its password, as a word of a command
+// line. It returns URL if the instance does not tell.
+func (a *admin) storeName(ctx context.Context) string {
+	var store adminapi.StoreState
+	if err := a.send(ctx, "store", nil, &store); err != nil || store.Name == "" {
+		return "URL"
+	}
+	return rediscli.Word(printable.Line(store.Name))
 }
 
 // held returns the limits of requests in flight that hold slots, and that the command does not

@@ -911,7 +911,9 @@ func TestResetWithUnexpectedAnswers(t *testing.T) {
 		key, reset string // responses of the paths key and key/reset
 		code       int
 		text       string
+		store      string // response of the path store
 	}{
+		{key: `{"source": "open", "limits": [` + limit + `]}`, store: `{"name": "redis://shop@10.0.0.7:6379/2;"}`, code: exitUnreachable, text: "so nothing was reset; penstock doctor --store 'redis://shop@10.0.0.7:6379/2;' --admin 127.0.0.1:"},
 		{key: `{"source": "fallback", "limits": [` + limit + `]}`, reset: `{}`, code: exitUnreachable, text: "decides without its store now (source: fallback), so nothing was reset; penstock doctor --store URL --admin 127.0.0.1:"},
 		{key: `{}`, reset: `{}`, code: exitUsage, text: "not that of the admin API"},
 		{key: `[]`, reset: `{}`, code: exitUsage, text: "not that of the admin API"},
@@ -920,8 +922,11 @@ func TestResetWithUnexpectedAnswers(t *testing.T) {
 	} {
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 			answer := c.key
-			if q.Method == http.MethodPost {
+			switch {
+			case q.Method == http.MethodPost:
 				answer = c.reset
+			case strings.HasSuffix(q.URL.Path, "/store"):
+				answer = c.store
 			}
 			_, _ = w.Write([]byte(answer))
 		}))
