@@ -118,25 +118,26 @@ func (c *compiler) hintSharedUnknown() {
 			if l.Shadow || isPresent(l.Key, r.Match.Where) {
 				continue
 			}
-			missing, condition := "any part of the identity", ""
+			missing, remedy := "any part of the identity", "write {first_of: [..., ip]} to count them by address"
+			if l.Key.Needs(policy.KindDescriptor) { // descriptors often have no address
+				remedy = "write {first_of: [..., {other: descriptor OTHER}]} with an entry that each of them has"
+			}
 			switch source := &l.Key.Source; {
 			case source.Kind != policy.KindNone && l.Key.Only != nil && !l.Key.Only.Any:
 				missing = "a listed " + source.String()
 			case source.Kind != policy.KindNone:
 				missing = source.String()
-				condition = fmt.Sprintf(", or match: {%s: \"*\"} if the rule is only for requests with it", source)
+				remedy += fmt.Sprintf(", or match: {%s: \"*\"} if the rule is only for requests with it", source)
 			}
 			config := &c.config.Rules[i]
-			remark.note(c.placeOf(&config.Per, &config.Limits[j].Per), "requests without %s all share one limit, under the key \"unknown\"; "+
-				"write {first_of: [..., ip]} to count them by address%s", missing, condition)
+			remark.note(c.placeOf(&config.Per, &config.Limits[j].Per), "requests without %s all share one limit, under the key \"unknown\"; %s", missing, remedy)
 		}
 	}
 	remark.end()
 }
 
 // isPresent reports whether each request that meets a condition has a key by an identity. Hosts
-// count as present, because HTTP/1.1 requires them. So do descriptors, because the operator's own
-// programs send them, often without an address.
+// count as present, because HTTP/1.1 requires them.
 func isPresent(id *policy.Identity, where policy.Condition) bool {
 	isPartPresent := func(part *policy.Identity) bool { return isPresent(part, where) }
 	if id.IsAlwaysPresent() || slices.ContainsFunc(id.Parts(), isPartPresent) {
@@ -146,7 +147,7 @@ func isPresent(id *policy.Identity, where policy.Condition) bool {
 	if id.Only != nil {
 		wanted = *id.Only
 	}
-	if id.Source.Kind == policy.KindDescriptor || id.Source.Kind == policy.KindHost && wanted.Any {
+	if id.Source.Kind == policy.KindHost && wanted.Any {
 		return true
 	}
 	return slices.ContainsFunc(where, func(t policy.Test) bool {

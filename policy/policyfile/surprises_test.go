@@ -136,6 +136,8 @@ func TestHintsOfClientsThatShareTheKeyUnknown(t *testing.T) {
 		", or match: {header X-API-Key: \"*\"} if the rule is only for requests with it"
 	const ofListedKey = "requests without a listed header X-API-Key all share one limit, under the key \"unknown\"" + address
 	const ofParts = "requests without any part of the identity all share one limit, under the key \"unknown\"" + address
+	const ofDescriptor = "requests without descriptor user all share one limit, under the key \"unknown\"; write {first_of: [..., {other: descriptor OTHER}]} with an entry that each of them has, " +
+		"or match: {descriptor user: \"*\"} if the rule is only for requests with it"
 	const identities = "identities: {client: {key: header X-API-Key}}\n"
 	const tokens = "tokens: {secret: 0123456789abcdef0123456789abcdef, audience: a}\n"
 	for _, row := range []struct{ before, rule, want string }{
@@ -160,7 +162,10 @@ func TestHintsOfClientsThatShareTheKeyUnknown(t *testing.T) {
 		{rule: "match: {header X-API-Key: a}, per: {key: {header X-API-Key: [a, b]}}, limits: [{rate: 5/s}]"},
 		{rule: "match: {header X-API-Key: '*'}, per: {first_of: [{user: header X-User}, {key: header X-API-Key}]}, limits: [{rate: 5/s}]"},
 		{before: identities, rule: "match: {client: '*'}, per: client, limits: [{rate: 5/s}]"},
-		{rule: "per: {user: descriptor user}, limits: [{rate: 5/s}]"},
+		{rule: "per: {user: descriptor user}, limits: [{rate: 5/s}]", want: ofDescriptor},
+		{rule: "match: {descriptor path: '*'}, per: {user: descriptor user}, limits: [{rate: 5/s}]", want: ofDescriptor},
+		{rule: "match: {descriptor user: '*'}, per: {user: descriptor user}, limits: [{rate: 5/s}]"},
+		{rule: "match: {descriptor user: '*'}, per: {first_of: [{user: descriptor user}, {path: descriptor path}]}, limits: [{rate: 5/s}]"},
 		{rule: "per: {host: host}, limits: [{rate: 5/s}]"},
 		{rule: "per: global, limits: [{rate: 5/s}]"},
 		{rule: "shadow: true, per: {key: header X-API-Key}, limits: [{rate: 5/s}]"},
