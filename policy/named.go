@@ -58,6 +58,9 @@ func (r *Rules) EvaluateRule(name, key string, cost int64, canEnd bool, v *Evalu
 		if err := l.checkNamed(); err != nil && !canEnd {
 			return err
 		}
+		if !l.Key.Global && key == "" {
+			return fmt.Errorf("there is no key, and the limit %s counts by key; write one such as %s", l.Name, l.Key.ExampleKey("42"))
+		}
 		if !l.Key.Global && !l.Key.CanBe(key) {
 			return fmt.Errorf("the limit %s does not count under such a key; write one such as %s", l.Name, l.Key.ExampleKey("42"))
 		}

@@ -122,4 +122,10 @@ func TestCustomAlgorithmsNeedUniqueNames(t *testing.T) {
 			t.Errorf("%s: the error is %v; want an ErrInvalid that names Options.Algorithms", what, err)
 		}
 	}
+	gcra := algorithm.Define("gcra", "", everyStep, everyPeriod)
+	_, err := load("testdata/golden/minimal.yaml", Options{Algorithms: []*algorithm.Algorithm{gcra}})
+	const want = `Options.Algorithms has an algorithm called "gcra", which policies read as token-bucket; give it another title, such as my-gcra`
+	if err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("an algorithm called gcra: the error is %v; want %q", err, want)
+	}
 }

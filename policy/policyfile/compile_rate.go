@@ -182,9 +182,11 @@ var algorithms = func() map[string]*algorithm.Algorithm {
 func (c *compiler) knownAlgorithms(own []*algorithm.Algorithm) map[string]*algorithm.Algorithm {
 	known := maps.Clone(algorithms)
 	for _, a := range own {
-		switch _, isTaken := known[titleOrEmpty(a)]; {
+		switch taken, isTaken := known[titleOrEmpty(a)]; {
 		case a == nil:
 			c.fail(c.config, "Options.Algorithms has a nil; remove it")
+		case taken != nil && taken.Title() != a.Title(): // gcra
+			c.fail(c.config, "Options.Algorithms has an algorithm called %[1]q, which policies read as %[2]s; give it another title, such as my-%[1]s", a.Title(), taken.Title())
 		case isTaken:
 			c.fail(c.config, "Options.Algorithms has a second algorithm called %q; give it another title", a.Title())
 		default:

@@ -62,6 +62,9 @@ func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	hasStatus429, err := readQuery(r.URL)
+	if err == nil && hasStatus429 && !m.hasDecision() {
+		err = invalid("the query", "the response of this call has not one decision, so status=429 has no effect; remove it, and read the response")
+	}
 	if err != nil {
 		writeFailure(w, err)
 		return

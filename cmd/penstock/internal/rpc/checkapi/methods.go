@@ -64,6 +64,17 @@ func methodAt(path string) *method {
 // IsEndpoint reports whether Service.ServeHTTP serves the path of a URL.
 func IsEndpoint(path string) bool { return methodAt(path) != nil || path == OpenAPIPath }
 
+// hasDecision reports whether a response has one decision. That of a batch has several.
+func (m *method) hasDecision() bool {
+	switch m.newResponse().(type) {
+	case *penstockv1.CheckResponse, interface {
+		GetDecision() *penstockv1.CheckResponse
+	}:
+		return true
+	}
+	return false
+}
+
 // decisionIn returns the decision in a response, or nil.
 func decisionIn(m proto.Message) *penstockv1.CheckResponse {
 	switch m := m.(type) {

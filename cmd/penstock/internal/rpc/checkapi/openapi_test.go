@@ -403,7 +403,7 @@ func (w *schemaWriter) operation(m *method, rpc protoreflect.MethodDescriptor) e
 		"responses":   responses,
 	}
 	parameters := []entry{}
-	if decisionIn(m.newResponse()) != nil || m.name == "Reserve" || m.name == "Acquire" {
+	if m.hasDecision() {
 		parameters = append(parameters, entry{
 			"name": "status", "in": "query", "description": "With status=429, a denial has status 429, 403 or 503, and the headers Retry-After, RateLimit and RateLimit-Policy.",
 			"schema": entry{"type": "string", "enum": []string{"429"}},

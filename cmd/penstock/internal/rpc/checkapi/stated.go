@@ -182,6 +182,10 @@ func (s spec) rate(field string) (limit penstock.Limit, err error) {
 		}
 		titles = append(titles, a.Title())
 	}
+	if s.Algorithm == "gcra" {
+		title := algorithm.TokenBucket.Title()
+		return limit, invalid(field+".algorithm", "gcra is another name of %s; write %s", title, title)
+	}
 	return limit, invalid(field+".algorithm", "it is unknown; write one of %s", strings.Join(titles, ", "))
 }
 
