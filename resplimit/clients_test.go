@@ -22,6 +22,9 @@ import (
 )
 
 func TestRedisCLIWorks(t *testing.T) {
+	if testing.Short() {
+		t.Skip("with -short, no programs of Redis run")
+	}
 	_, addr := serve(t, memstore.New(memstore.Options{Now: newClock().Now}), nil, Options{Credentials: []Credential{{"ann", "secret"}, {"", "token"}}})
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {

@@ -132,6 +132,7 @@ func TestADecisionThatCloseEndsIsAbandoned(t *testing.T) {
 
 // The commands are decided in several goroutines.
 func TestPanicOfAnObserverIsContained(t *testing.T) {
+	expectPanic(t, "a bug in an observer")
 	_, addr := serve(t, memstore.New(memstore.Options{}), nil, Options{Observe: func(*admission.Event) { panic("a bug in an observer") }})
 	client := connect(t, addr)
 	client.send(encode("CL.THROTTLE", "a", "1", "1", "60") + encode("CL.THROTTLE", "b", "1", "1", "60") + encode("PING"))

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"net"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -50,6 +52,20 @@ func serve(t testing.TB, store penstock.Store, controller *admission.Controller,
 		t.Fatal(err)
 	}
 	return s, listen(t, s)
+}
+
+// expectPanic keeps the report of a panic, with its stack, out of the output of the test. The test
+// fails if there is no report. It must be called before serve, so that the server ends first.
+func expectPanic(t *testing.T, message string) {
+	t.Helper()
+	var reports strings.Builder
+	log.SetOutput(&reports)
+	t.Cleanup(func() {
+		log.SetOutput(os.Stderr)
+		if !strings.Contains(reports.String(), message) || !strings.Contains(reports.String(), "goroutine ") {
+			t.Errorf("the log has %q; want a panic with %q and its stack", reports.String(), message)
+		}
+	})
 }
 
 // listen serves clients on loopback, and closes the server when the test ends.

@@ -210,6 +210,7 @@ func TestParallelDecisionsOfListsAreBounded(t *testing.T) {
 
 // A panic in a store that decides lists gives each command an error.
 func TestPanicOfAListIsContained(t *testing.T) {
+	expectPanic(t, "for the test")
 	store := batches.Func(func(_ context.Context, list []*batches.Batch) {
 		list[0].Err = nil // as if the first batch were decided
 		panic("for the test")
@@ -334,6 +335,7 @@ func TestAPipelineTakesFewScriptsOfRedis(t *testing.T) {
 }
 
 func TestFailingStoreGivesAnErrorOrTheFallback(t *testing.T) {
+	expectPanic(t, "a bug in a store")
 	fallback := func(mode guard.FailureMode) penstock.Store {
 		return penstock.Wrap(newFailingStore(penstock.ReasonTimeout), guard.Fallback(guard.FallbackOptions{OnFailure: mode}))
 	}
@@ -376,6 +378,7 @@ func TestFailingStoreGivesAnErrorOrTheFallback(t *testing.T) {
 }
 
 func TestPanicOfANamedRuleIsContained(t *testing.T) {
+	expectPanic(t, "for the test")
 	store := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) { panic("for the test") })
 	_, addr := serve(t, nil, controllerOf(t, store, guard.FailOpen, penstock.PerMinute(60)), Options{})
 	client := connect(t, addr)
