@@ -3,6 +3,7 @@ package service
 import (
 	"encoding/json"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"strings"
@@ -13,8 +14,19 @@ import (
 	"github.com/penstock/penstock/internal/testing/eventually"
 )
 
-// While the disk is full, no key is reset. Each line that is written later is whole.
+// While the disk is full, no key is reset. Each line that is written later is whole. The test runs
+// in a process of its own, because it limits the size of all files of its process. go test writes
+// files too.
 func TestFullDiskPreventsResets(t *testing.T) {
+	const isChild = "PENSTOCK_TEST_FULL_DISK"
+	if os.Getenv(isChild) == "" {
+		child := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.run=^"+t.Name()+"$")
+		child.Env = append(os.Environ(), isChild+"=1")
+		if out, err := child.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
+			t.Errorf("the test in a process of its own: %v; want that it passes\n%s", err, out)
+		}
+		return
+	}
 	file := filepath.Join(t.TempDir(), "audit.json")
 	const token = "a-token-of-operators"
 	const policy = "rules:\n  - {name: api, per: {key: header X-Key}, limits: [{rate: 2/d}]}\n"
