@@ -462,8 +462,8 @@ func textOfUnread(names []string) string {
 		"cannot be reset: it goes down by itself, and a restart clears it. penstock denials lists the addresses that are denied.\n"
 }
 
-// textOfElsewhere describes the limits that may count the client under another key. It returns "" if
-// there are no names.
+// textOfElsewhere describes the limits that may count the client under another key. It returns ""
+// if there are no names.
 func textOfElsewhere(names []string) string {
 	if len(names) == 0 {
 		return ""
