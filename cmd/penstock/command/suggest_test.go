@@ -48,7 +48,7 @@ func TestHowHighOfTheDocs(t *testing.T) {
 }
 
 // TestSuggestedPolicyDeniesOnlyOutliers: the policy that suggest prints is valid. If it is
-// enforced, it denies the two abusers of the log and nobody else.
+// enforced, it denies the two abusers of the log and no other client.
 func TestSuggestedPolicyDeniesOnlyOutliers(t *testing.T) {
 	_, out, _ := command("suggest", shopLog, "--path", "/**")
 	at, end := strings.Index(out, "rules:\n"), strings.Index(out, "\nWrite it")

@@ -158,7 +158,7 @@ func setStatus(_ *fieldReader, e *Entry, v string) bool {
 	return true
 }
 
-// maxRequestTime is the longest duration of a request that is believed.
+// maxRequestTime is the longest duration of a request that is accepted.
 const maxRequestTime = 24 * time.Hour
 
 func setDuration(r *fieldReader, e *Entry, v string, unit time.Duration) bool {
