@@ -15,6 +15,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/effort"
 )
 
 var updatesAPI = flag.Bool("api", false, "write the public names to docs/api.txt")
@@ -22,6 +24,7 @@ var updatesAPI = flag.Bool("api", false, "write the public names to docs/api.txt
 // docs/api.txt has every public name of the modules that users import. A change of the file is a
 // change of what users can rely on.
 func TestPublicNamesAreThoseOfTheFile(t *testing.T) {
+	effort.SkipUnderRace(t)
 	const path = "docs/api.txt"
 	got := publicNames(t)
 	if *updatesAPI {

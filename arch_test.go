@@ -15,6 +15,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/penstock/penstock/internal/testing/effort"
 )
 
 const module = "github.com/penstock/penstock"
@@ -188,6 +190,7 @@ func isOfThisModule(path string) bool { return path == "." || !strings.Contains(
 // Package admission knows no protocol, so any transport can use it. The same holds for the packages
 // that HTTP and gRPC share.
 func TestAdmissionKnowsNoProtocol(t *testing.T) {
+	effort.SkipUnderRace(t)
 	if slices.Contains(packages(t)["admission"].Imports, "net/http") {
 		t.Error("package admission imports net/http; it must not, because transports of other protocols use it too")
 	}
@@ -345,6 +348,7 @@ var documentedElsewhere = []string{"Error", "Unwrap", "String"}
 // make test runs some tests without the race detector. It finds them by their first line,
 // effort.SkipUnderRace(t).
 func TestTestsWithoutRaceAreFound(t *testing.T) {
+	effort.SkipUnderRace(t)
 	skipIfShort(t)
 	firstStatement := regexp.MustCompile(`(?m)^func Test\w+\(t \*testing\.T\) \{\n\teffort\.SkipUnderRace\(t\)\n`)
 	err := filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {

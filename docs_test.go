@@ -13,6 +13,8 @@ import (
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v4"
+
+	"github.com/penstock/penstock/internal/testing/effort"
 )
 
 // pages returns the texts of all Markdown files of the tree, by path.
@@ -66,6 +68,7 @@ func anchorOf(heading string) string {
 }
 
 func TestDocsLinkToHeadingsThatExist(t *testing.T) {
+	effort.SkipUnderRace(t)
 	all := pages(t)
 	links := 0
 	for page, text := range all {
@@ -255,6 +258,7 @@ func TestDocsNameTargetsThatExist(t *testing.T) {
 }
 
 func TestDocsNameWhatIsExported(t *testing.T) {
+	effort.SkipUnderRace(t)
 	exported := map[string]map[string]bool{
 		"penstock": exports(t, "."), "memstore": exports(t, "memstore"),
 		"redisstore": exports(t, "redisstore"), "algorithm": exports(t, "algorithm"),
@@ -414,6 +418,7 @@ var searchedFor = []string{
 }
 
 func TestIndexHasTheWordsThatPeopleUse(t *testing.T) {
+	effort.SkipUnderRace(t)
 	all := pages(t)
 	index := all[filepath.Join("docs", "README.md")]
 	for _, word := range searchedFor {

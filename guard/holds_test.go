@@ -491,6 +491,7 @@ func TestHoldIsReturnedAfterARetakeInFlight(t *testing.T) {
 
 // Many holds are retaken at a bounded rate, the latest 65,536 of them.
 func TestRetakesAreBounded(t *testing.T) {
+	effort.SkipUnderRace(t)
 	testHolds(t, guard.FailLocal, func(h *holdTest) {
 		const most = 65_536
 		plan := penstock.InFlight(1, ttl).WithName("each").MustCompile()
@@ -624,6 +625,7 @@ func TestCloseReturnsHolds(t *testing.T) {
 }
 
 func TestUnreturnedHoldsAreBounded(t *testing.T) {
+	effort.SkipUnderRace(t)
 	testHolds(t, guard.FailLocal, func(h *holdTest) {
 		const most = 65_536
 		plan := penstock.InFlight(1, ttl).WithName("each").MustCompile()

@@ -152,7 +152,7 @@ func TestEarlyResponseKeepsAnHTTP2Connection(t *testing.T) {
 	defer server.Close()
 	client := &http.Client{Transport: &http.Transport{Protocols: server.Config.Protocols}, Timeout: patience}
 	defer client.CloseIdleConnections()
-	const uploads = 50
+	const uploads = 20
 	for range uploads {
 		body, feed := io.Pipe()
 		go feed.Write([]byte("a"))
