@@ -162,6 +162,12 @@ alerts: tools
 bench: tools
 	cd bench && go test -count=1 ./... && go run .
 
+.PHONY: instructions
+## instructions: counts the instructions of Redis per decision, with callgrind, and fails if there are more than the goals in bench/instructions.go. A busy machine does not change them. It takes three minutes
+instructions: tools
+	@scripts/need valgrind valgrind
+	cd bench && go run . -only instructions
+
 # The documentation. Its figures are measured on an idle machine: the targets that save some wait for that, and fail if it stays busy
 .PHONY: pictures surge surge-data bench-data outage-data
 

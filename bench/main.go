@@ -17,6 +17,9 @@
 //   - latency: time of a decision for hundreds of callers, at half of the rate that they can reach
 //   - services: calls per second of Envoy's rate limit service (RLS), the JSON API and CL.THROTTLE
 //
+// The section instructions runs only if it is named. It counts the instructions of the Redis server
+// per decision with callgrind, so it needs valgrind.
+//
 // The program measures the cases of a section in turn, in many short windows. It compares the
 // quantiles that are least affected by other programs. It keeps idle cores awake if the system
 // allows that (Linux, as root). It prints the load average of the machine before and after the
@@ -81,6 +84,7 @@ var sectionNames = []string{"server-time", "server-memory", "bandwidth", "client
 
 var sections = map[string]func(*report) error{
 	"server-time":   serverTimeSection,
+	"instructions":  instructionsSection, // runs only if it is named: make instructions
 	"server-memory": serverMemorySection,
 	"bandwidth":     bandwidthSection,
 	"client":        clientSection,
