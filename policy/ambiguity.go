@@ -101,8 +101,8 @@ func isAmbiguousQuery(query string) bool {
 }
 
 // explainHiddenCookie returns why some servers may find a cookie of this name that others do not
-// find, or "". Some servers end a cookie at white space or a comma. Some let a quoted value
-// contain semicolons.
+// find, or "". Some servers end a cookie at white space or a comma. Some let a quoted value contain
+// semicolons. Some skip an equals sign before a cookie's name.
 func explainHiddenCookie(a Attributes, name string) string {
 	isFound, hasOpenQuote := false, false
 	for pair := range strings.SplitSeq(strings.Join(a.Lookup(KindHeader, "Cookie"), ";"), ";") {
@@ -111,6 +111,8 @@ func explainHiddenCookie(a Attributes, name string) string {
 		switch {
 		case strings.EqualFold(syntax.TrimName(sentName), name):
 			isFound = true
+		case syntax.TrimName(sentName) == "" && (assigns(value, name) || assigns(decodeCookie(value), name)):
+			return "is behind a cookie without a name, which some servers skip"
 		case strings.ContainsFunc(pair, endsCookie) && (assigns(pair, name) || assigns(decodeCookie(pair), name)):
 			return "is part of another cookie, as some servers read it"
 		default:

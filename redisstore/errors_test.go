@@ -164,6 +164,55 @@ func TestImpossibleNumberOfPartsIsCorrupt(t *testing.T) {
 	}
 }
 
+// A string has an entry for each limit of its key. If a script copied them one by one, the time
+// would grow with the square of their number. Strings that no policy can make are corrupt.
+func TestLongStringsAreBounded(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	store := open(t, s.URL(), redisstore.Options{})
+	plan := func(i int) *penstock.Plan {
+		return penstock.Limit{Name: fmt.Sprint("limit", i), Group: "g", Count: 5, Period: time.Hour}.MustCompile()
+	}
+	var reason string
+	written := 0
+	for i := 0; i < 4000 && reason == ""; i += 60 {
+		var batch []penstock.Charge
+		for j := range 60 {
+			batch = append(batch, spend("k", plan(i+j), 1))
+		}
+		if _, err := store.Decide(t.Context(), batch); err != nil {
+			reason = penstock.AsStoreError(err).Reason.String()
+			break
+		}
+		written += 60
+	}
+	if size := len(must(t, s, "GET", onlyKey(t, s)).(string)); reason != "corrupt" || written < 2600 || size > 70_000 {
+		t.Errorf("after %d limits and %d bytes, the reason is %q; want corrupt after more than 2,600 limits", written, size, reason)
+	}
+	for _, batch := range [][]penstock.Charge{{spend("k", plan(1), 1)}, {spend("k", plan(1), 1), spend("k", plan(2), 1)}} {
+		_, err := store.Decide(t.Context(), batch)
+		wantReason(t, fmt.Sprintf("a batch of %d", len(batch)), err, penstock.ReasonCorrupt)
+	}
+}
+
+// An entry has at least two numbers. Otherwise a script could count to very many of them.
+func TestEmptyEntriesAreCorrupt(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	store := open(t, s.URL(), redisstore.Options{})
+	bucket, window := penstock.PerHour(3).MustCompile(), penstock.PerDay(3).With(penstock.SubWindow(4)).MustCompile()
+	for _, charges := range [][]penstock.Charge{{spend("k", bucket, 1)}, {spend("k", window, 1)}} {
+		if _, err := store.Decide(t.Context(), charges); err != nil {
+			t.Fatal(err)
+		}
+		key := onlyKey(t, s)
+		must(t, s, "SET", key, string(make([]byte, 100)))
+		_, err := store.Decide(t.Context(), charges)
+		wantReason(t, charges[0].Plan.String(), err, penstock.ReasonCorrupt)
+		must(t, s, "DEL", key)
+	}
+}
+
 // A set stores the longest period of its holds. If its clock has stepped back, a hold lasts for
 // that long at most, and never longer than the longest period that a limit may have.
 func TestStoredPeriodIsBounded(t *testing.T) {

@@ -38,6 +38,10 @@ const (
 	MaxCharges = 4 // of one batch in Single and Uniform
 	MaxNumbers = 6 // of the state of one limit in these scripts
 
+	// MaxString is the longest string that scripts read, in bytes. A longer one is malformed. It
+	// bounds the time of a script. 64 limits with the largest states have 29,700 bytes.
+	MaxString = 64 << 10
+
 	// Mixed numbers its algorithms from 0, in their order. FirstCollection is added to the number of
 	// each algorithm whose state is a collection, such as a sorted set.
 	FirstCollection = 128
@@ -178,7 +182,7 @@ var constants = decimals(map[string]int64{
 	"FORCE": int64(algorithm.Force), "REFUND": int64(algorithm.Refund), "RESET": int64(algorithm.Reset),
 	"ATTEMPT": int64(algorithm.Attempt),
 	"MAX":     algorithm.Max, "MAXSTALL": algorithm.MaxStall, "NEVER": algorithm.Never, "UNCHANGED": algorithm.Unchanged,
-	"IMPOSSIBLE": Impossible, "MAXPARTS": algorithm.MaxParts, "MAXPERIOD": algorithm.MaxPeriod, "SLACK": slackTTL, "MINSLACK": minSlack, "VIRTUALTTL": virtualTTL,
+	"IMPOSSIBLE": Impossible, "MAXPARTS": algorithm.MaxParts, "MAXSTRING": MaxString, "MAXPERIOD": algorithm.MaxPeriod, "SLACK": slackTTL, "MINSLACK": minSlack, "VIRTUALTTL": virtualTTL,
 	"FIRSTCOLLECTION": FirstCollection, "EXTENDED": ExtendedMode, "DRYRUN": DryRunMode, "COUNTED": CountedMode,
 	"REPLYPLAIN": ReplyPlain, "REPLYFULL": ReplyFull, "REPLYCORRUPT": ReplyCorrupt, "REPLYREPEAT": ReplyRepeat,
 	"REPLYRECEIPTS": ReplyReceipts, "MAXMARKS": algorithm.MaxMarks,

@@ -30,12 +30,15 @@ local function load(key)
   if stored then
     expiresAfter = sunpack('<I4', stored) * 1000000
     local pos, size = 5, #stored
-    if size < 5 then
+    if size < 5 or size > MAXSTRING then
       error('CORRUPT the state of this key is malformed')
     end
     while pos <= size do
       local word = sunpack('<I4', stored, pos)
       local n = fmod(word, 128)
+      if n < 2 then
+        error('CORRUPT the state of this key is malformed')
+      end
       local cell = { 0, 0, 0, 0, 0, 0, sunpack(formatof(n), stored, pos + 4) }
       pos = cell[7 + n]
       cell[7 + n] = nil

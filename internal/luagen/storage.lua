@@ -40,7 +40,9 @@ if stored then
     if size >= 5 then
       expiresAfter = sunpack('<I4', stored)
     end
-    while pos + 17 <= size do -- the smallest entry has 18 bytes: a word and two numbers
+    -- The smallest entry has 18 bytes: a word and two numbers. A string that is too long is
+    -- malformed.
+    while pos + 17 <= size and size <= MAXSTRING do
       local word = sunpack('<I4', stored, pos)
       local n = fmod(word, 128)
       local nextPos = pos + widthof(n)
@@ -135,15 +137,20 @@ elseif keep >= 0 or need > 0 and now + need > expiresAfter then
     value = value .. stored:sub(first$, first$ + widthof(n$) - 1)
   end
 @endeach
-  if not isUsual then -- append the entries of other limits
-    local pos = 5
+  if not isUsual then -- append the entries of other limits, in parts that are as long as possible
+    local pos, from = 5, 5
     while pos <= size do
       local word = sunpack('<I4', stored, pos)
       local n = fmod(word, 128)
-      if @all{word - n ~= tag$} then
-        value = value .. stored:sub(pos, pos + widthof(n) - 1)
+      local nextPos = pos + widthof(n)
+      if @any{word - n == tag$} then
+        value = value .. stored:sub(from, pos - 1)
+        from = nextPos
       end
-      pos = pos + widthof(n)
+      pos = nextPos
+    end
+    if from <= size then
+      value = value .. stored:sub(from)
     end
   end
   if value == '' then

@@ -28,7 +28,8 @@ return ''`
 // readSummariesLua replies the number of registered instances and some of the summaries. For each
 // summary, the reply has the lengths of the name and of the text, then the name and the text. The
 // keys of the texts are KEYS[1] with summary.NAME in place of instances, and are in the same slot.
-// A key that is not a string is left out. ARGV has the first and the last index in the set of
+// A key that is not a string of at most MaxSummary bytes is left out, and so is a name of more than
+// 1024 bytes. ARGV has the first and the last index in the set of
 // instances.
 const readSummariesLua = `#!lua
 local begin = string.sub(KEYS[1], 1, -#'instances' - 1) .. 'summary.'
@@ -36,7 +37,7 @@ local names = redis.call('ZRANGE', KEYS[1], ARGV[1], ARGV[2])
 local found = {redis.call('ZCARD', KEYS[1]) .. '\n'}
 for _, name in ipairs(names) do
   local text = redis.pcall('GET', begin .. name)
-  if type(text) == 'string' then
+  if type(text) == 'string' and #text <= 16384 and #name <= 1024 then
     found[#found + 1] = #name .. ' ' .. #text .. '\n' .. name .. text
   end
 end

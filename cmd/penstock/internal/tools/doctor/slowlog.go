@@ -19,6 +19,7 @@ const (
 // A slowCommand sums up the entries of one command of one program in a server's log.
 type slowCommand struct {
 	name, program string
+	isOwn         bool // the program is Penstock
 	count         int64
 	longest       time.Duration
 }
@@ -45,6 +46,9 @@ func (d *doctor) checkSlowlog(ctx context.Context, s *server) {
 		if longest > d.StoreTimeout/2 { // as for latency
 			c.Status, c.Why = Warning, "decisions wait for a slow command; those that wait longer than store_timeout use on_failure"
 			c.Remedy = "let that program send shorter commands, or use a separate server for limits; " + d.cli(s, "SLOWLOG GET 10") + " shows the commands in full"
+			if all[0].isOwn {
+				c.Remedy = "the slowest command is a decision of Penstock: the server lacks CPU time, or a key has very many limits; " + d.cli(s, "SLOWLOG GET 10") + " shows its key"
+			}
 		}
 	}
 	d.add(c)
@@ -66,18 +70,18 @@ func slowCommands(entries []rueidis.RedisMessage, since time.Time) (all []slowCo
 		if at < since.Unix() || len(arguments) == 0 {
 			continue
 		}
-		program := "an unknown client"
+		program, isOwn := "an unknown client", false
 		if len(fields) >= 6 {
 			address, _ := fields[4].ToString()
 			name, _ := fields[5].ToString()
 			if program = hostOf(address); name != "" {
-				program = fmt.Sprintf("%.40q at %s", name, program)
+				program, isOwn = fmt.Sprintf("%.40q at %s", name, program), name == "penstock"
 			}
 		}
 		name := fmt.Sprintf("%.40s", strings.ToUpper(arguments[0]))
 		i := slices.IndexFunc(all, func(c slowCommand) bool { return c.name == name && c.program == program })
 		if i < 0 {
-			i, all = len(all), append(all, slowCommand{name: name, program: program})
+			i, all = len(all), append(all, slowCommand{name: name, program: program, isOwn: isOwn})
 		}
 		all[i].count++
 		all[i].longest = max(all[i].longest, time.Duration(micros)*time.Microsecond)
