@@ -2,7 +2,6 @@ package grpclimit
 
 import (
 	"context"
-	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -45,25 +44,15 @@ type Options struct {
 	// begins. Default: rules find the call-cost that the client sent.
 	Cost func(ctx context.Context, method string, message any) int64
 
-	// Messages is whether and how the messages that a client sends on a stream are charged. Default:
-	// a stream is charged once, when it begins.
-	Messages MessageMode
+	// Messages says that the messages that a client sends on a stream are charged. The first message is
+	// charged with the stream. Each further one is charged as a call of its own, except that it takes
+	// no slots of in_flight limits. Default: a stream is charged once, when it begins.
+	Messages bool
 
-	// MaxMessageWait is how long a message may wait if Messages is WaitForMessages. Default: a minute.
+	// MaxMessageWait is how long a message over a limit may wait. Meanwhile, flow control slows the
+	// client down. Default: it does not wait, and RecvMsg returns RESOURCE_EXHAUSTED.
 	MaxMessageWait time.Duration
 }
-
-// A MessageMode is how the messages of streams are charged. The first message of a stream is
-// charged with the stream. Each further one is charged as a call of its own, except that it takes
-// no slots of in_flight limits.
-type MessageMode = calls.MessageMode
-
-// The modes.
-const (
-	IgnoreMessages  = calls.IgnoreMessages  // messages are not charged
-	FailMessages    = calls.FailMessages    // RecvMsg returns RESOURCE_EXHAUSTED for a message over a limit
-	WaitForMessages = calls.WaitForMessages // RecvMsg waits, so flow control slows the client down
-)
 
 // A Gate admits calls within the limits of a policy. Make one with New. Many goroutines may use it
 // at the same time.
@@ -101,7 +90,7 @@ func (g *Gate) Unary(ctx context.Context, request any, info *grpc.UnaryServerInf
 			a.Done(admission.Result{})
 		}
 	}()
-	answer, err := handler(context.WithValue(ctx, admissionKey{}, a), request)
+	answer, err := handler(calls.WithAdmission(ctx, a), request)
 	isDone = true
 	a.Done(admission.Result{Status: calls.HTTPStatus(status.Code(err))})
 	// A call that fails must not get a header: clients would not retry it.
@@ -114,7 +103,7 @@ func (g *Gate) Unary(ctx context.Context, request any, info *grpc.UnaryServerInf
 }
 
 // Stream is a grpc.StreamServerInterceptor. It charges a stream when the stream begins, and charges
-// its messages as Options.Messages sets. Slots are returned when the handler returns.
+// its messages if Options.Messages is set. Slots are returned when the handler returns.
 func (g *Gate) Stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	if g.calls.Exempts(info.FullMethod) {
 		return handler(srv, stream)
@@ -131,7 +120,7 @@ func (g *Gate) Stream(srv any, stream grpc.ServerStream, info *grpc.StreamServer
 		}
 	}()
 	s := &serverStream{ServerStream: stream, gate: g.calls, call: c, method: info.FullMethod, fields: g.calls.Fields(a)}
-	s.ctx = context.WithValue(ctx, admissionKey{}, a)
+	s.ctx = calls.WithAdmission(ctx, a)
 	err := handler(srv, s)
 	isDone = true
 	a.Done(admission.Result{Status: calls.HTTPStatus(status.Code(err))})
@@ -251,24 +240,11 @@ func (c *serverCall) refuse(r *calls.Refusal, setTrailer func(metadata.MD)) erro
 	return answer.Err()
 }
 
-type admissionKey struct{}
-
 // DecisionOf returns the decision about the call that has this context. The bool is false if no
 // limit applied to the call.
-func DecisionOf(ctx context.Context) (penstock.Decision, bool) {
-	if a, ok := ctx.Value(admissionKey{}).(*admission.Admission); ok {
-		return a.Decision()
-	}
-	return penstock.Decision{}, false
-}
+func DecisionOf(ctx context.Context) (penstock.Decision, bool) { return calls.DecisionOf(ctx) }
 
 // Settle sets the true cost of the call that has this context. When the handler has returned, the
 // charges of limits with cost.actual are adjusted to this cost. A second Settle replaces the first.
 // Settle returns an error if no limit of the call can be settled.
-func Settle(ctx context.Context, actual int64) error {
-	a, ok := ctx.Value(admissionKey{}).(*admission.Admission)
-	if !ok {
-		return fmt.Errorf("%w: grpclimit: no limit applies to the call; settle only calls that came through a Gate", penstock.ErrInvalid)
-	}
-	return a.Settle(actual)
-}
+func Settle(ctx context.Context, actual int64) error { return calls.Settle(ctx, "grpclimit", actual) }

@@ -424,10 +424,10 @@ func TestSlotsAreReturnedWhenTheHandlerReturns(t *testing.T) {
 
 func TestMessagesOfStreams(t *testing.T) {
 	fivePerHour := ruleOf(t, "r", policy.Global(), penstock.PerHour(5).With(penstock.FixedWindow), penstock.InFlight(1, time.Minute))
-	for mode, want := range map[grpclimit.MessageMode]int{grpclimit.IgnoreMessages: 20, grpclimit.FailMessages: 5} {
+	for isCharged, want := range map[bool]int{false: 20, true: 5} {
 		var seen events
 		controller := controllerOf(t, fixedClockStore(), rulesOf(t, fivePerHour), admission.Options{Observe: seen.observe})
-		gate := gateOn(t, controller, grpclimit.Options{Messages: mode})
+		gate := gateOn(t, controller, grpclimit.Options{Messages: isCharged})
 		stream := chat(t, dial(t, serve(t, new(shop), guarded(gate)...)))
 		passed := 0
 		var err error
@@ -438,9 +438,9 @@ func TestMessagesOfStreams(t *testing.T) {
 			passed++
 		}
 		if passed != want {
-			t.Errorf("mode %d: %d messages passed, %v; want %d", mode, passed, err, want)
+			t.Errorf("messages are charged: %t: %d messages passed, %v; want %d", isCharged, passed, err, want)
 		}
-		if mode == grpclimit.FailMessages {
+		if isCharged {
 			if status.Code(err) != codes.ResourceExhausted || !slices.Equal(stream.Trailer()["grpc-retry-pushback-ms"], []string{"3600000"}) {
 				t.Errorf("the stream ended with %v, %v; want RESOURCE_EXHAUSTED and a pushback of an hour", err, stream.Trailer())
 			}
@@ -465,7 +465,7 @@ func TestOnePushbackForAStream(t *testing.T) {
 		}
 		return status.Error(codes.ResourceExhausted, "enough")
 	}}
-	gate := gateOf(t, fixedClockStore(), ruleOf(t, "r", policy.Global(), penstock.PerHour(2)), grpclimit.Options{Messages: grpclimit.FailMessages})
+	gate := gateOf(t, fixedClockStore(), ruleOf(t, "r", policy.Global(), penstock.PerHour(2)), grpclimit.Options{Messages: true})
 	stream := chat(t, dial(t, serve(t, s, guarded(gate, gate)...)))
 	for range 5 {
 		stream.SendMsg(wrapperspb.String("a"))
@@ -486,7 +486,7 @@ func TestMessagesWait(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			gate := gateOf(t, memstore.New(memstore.Options{}), ruleOf(t, "r", policy.Global(), limit), grpclimit.Options{Messages: grpclimit.WaitForMessages})
+			gate := gateOf(t, memstore.New(memstore.Options{}), ruleOf(t, "r", policy.Global(), limit), grpclimit.Options{Messages: true, MaxMessageWait: time.Minute})
 			stream := chat(t, dial(t, serve(t, new(shop), guarded(gate)...)))
 			for i := range 60 {
 				if answer, err := say(stream, fmt.Sprint(i)); answer != fmt.Sprint(i) {
@@ -500,7 +500,7 @@ func TestMessagesWait(t *testing.T) {
 // A message that would wait for longer than MaxMessageWait is refused without a wait.
 func TestMessagesWaitOnlySoLong(t *testing.T) {
 	for _, limit := range []penstock.Limit{penstock.PerHour(1), penstock.PerHour(1).With(penstock.FixedWindow)} {
-		gate := gateOf(t, fixedClockStore(), ruleOf(t, "r", policy.Global(), limit), grpclimit.Options{Messages: grpclimit.WaitForMessages, MaxMessageWait: time.Minute})
+		gate := gateOf(t, fixedClockStore(), ruleOf(t, "r", policy.Global(), limit), grpclimit.Options{Messages: true, MaxMessageWait: time.Minute})
 		stream := chat(t, dial(t, serve(t, new(shop), guarded(gate)...)))
 		if _, err := say(stream, "a"); err != nil {
 			t.Fatal(err)
@@ -511,7 +511,7 @@ func TestMessagesWaitOnlySoLong(t *testing.T) {
 	}
 	// A message stops waiting when its client cancels the stream.
 	controller := controllerOf(t, memstore.New(memstore.Options{}), rulesOf(t, ruleOf(t, "r", policy.Global(), penstock.PerHour(1))), admission.Options{})
-	gate := gateOn(t, controller, grpclimit.Options{Messages: grpclimit.WaitForMessages, MaxMessageWait: 2 * time.Hour})
+	gate := gateOn(t, controller, grpclimit.Options{Messages: true, MaxMessageWait: 2 * time.Hour})
 	ended := make(chan error, 1)
 	s := &shop{chat: func(stream grpc.ServerStream) error {
 		stream.RecvMsg(new(wrapperspb.StringValue))
@@ -546,7 +546,7 @@ func TestCostsComeFromAFunction(t *testing.T) {
 	}
 	spec := ruleOf(t, "r", policy.ByAddress(), penstock.PerHour(10))
 	spec.Rules[0].Limits[0].Cost = policy.Cost{Header: "Call-Cost", Min: 1, Max: 8}
-	gate := gateOf(t, fixedClockStore(), spec, grpclimit.Options{Cost: cost, Messages: grpclimit.FailMessages})
+	gate := gateOf(t, fixedClockStore(), spec, grpclimit.Options{Cost: cost, Messages: true})
 	conn := dial(t, serve(t, new(shop), guarded(gate)...))
 	for _, c := range []struct{ text, left string }{{"12345", "5"}, {"1234", "1"}} {
 		if r := buy(t, conn, "Buy", c.text, "call-cost", "0"); r.err != nil || !strings.Contains(strings.Join(r.header["ratelimit"], ""), ";r="+c.left+";") {
@@ -602,7 +602,8 @@ func TestWrongOptionsAreRefused(t *testing.T) {
 		{grpclimit.Options{Dialects: []string{"none", "draft-11"}}, "none alone"},
 		{grpclimit.Options{Dialects: []string{"draft-11", "draft-07"}}, "choose one"},
 		{grpclimit.Options{Dialects: []string{"draft-11", "draft-11"}}, "twice"},
-		{grpclimit.Options{Messages: grpclimit.WaitForMessages + 1}, "use IgnoreMessages, FailMessages or WaitForMessages"},
+		{grpclimit.Options{Messages: true, MaxMessageWait: -1}, "must not be negative"},
+		{grpclimit.Options{MaxMessageWait: time.Second}, "needs Messages"},
 	} {
 		if _, err := grpclimit.New(controller, c.options); !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("New with %+v returns %v; want ErrInvalid with %q", c.options, err, c.want)

@@ -173,7 +173,7 @@ func awaitStore(t *testing.T, conn *grpc.ClientConn) {
 // A long stream uses no more memory than a short one.
 func TestLongStreams(t *testing.T) {
 	messages := effort.Of(20_000, 1_000_000)
-	gate := gateOf(t, memstore.New(memstore.Options{}), ruleOf(t, "r", policy.ByAddress(), penstock.PerSecond(1_000_000), penstock.InFlight(1, time.Minute)), grpclimit.Options{Messages: grpclimit.WaitForMessages})
+	gate := gateOf(t, memstore.New(memstore.Options{}), ruleOf(t, "r", policy.ByAddress(), penstock.PerSecond(1_000_000), penstock.InFlight(1, time.Minute)), grpclimit.Options{Messages: true, MaxMessageWait: time.Minute})
 	stream := chat(t, dial(t, serve(t, new(shop), guarded(gate)...)))
 	received := make(chan error, 1)
 	go func() {

@@ -3,7 +3,6 @@ package connectlimit
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"net/http"
 	"time"
@@ -46,25 +45,15 @@ type Options struct {
 	// begins. Default: rules find the Call-Cost that the client sent.
 	Cost func(ctx context.Context, procedure string, message any) int64
 
-	// Messages is whether and how the messages that a client sends on a stream are charged. Default:
-	// a stream is charged once, when it begins.
-	Messages MessageMode
+	// Messages says that the messages that a client sends on a stream are charged. The first message is
+	// charged with the stream. Each further one is charged as a call of its own, except that it takes
+	// no slots of in_flight limits. Default: a stream is charged once, when it begins.
+	Messages bool
 
-	// MaxMessageWait is how long a message may wait if Messages is WaitForMessages. Default: a minute.
+	// MaxMessageWait is how long a message over a limit may wait. Meanwhile, flow control slows the
+	// client down. Default: it does not wait, and Receive returns CodeResourceExhausted.
 	MaxMessageWait time.Duration
 }
-
-// A MessageMode is how the messages of streams are charged. The first message of a stream is
-// charged with the stream. Each further one is charged as a call of its own, except that it takes
-// no slots of in_flight limits.
-type MessageMode = calls.MessageMode
-
-// The modes.
-const (
-	IgnoreMessages  = calls.IgnoreMessages  // messages are not charged
-	FailMessages    = calls.FailMessages    // Receive returns CodeResourceExhausted for a message over a limit
-	WaitForMessages = calls.WaitForMessages // Receive waits, so flow control slows the client down
-)
 
 // A Gate is a connect.Interceptor that admits calls within the limits of a policy. It limits only
 // handlers: as an interceptor of a client it has no effect. Make one with New. Many goroutines may
@@ -104,7 +93,7 @@ func (g *Gate) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 				a.Done(admission.Result{})
 			}
 		}()
-		answer, err := next(context.WithValue(ctx, admissionKey{}, a), request)
+		answer, err := next(calls.WithAdmission(ctx, a), request)
 		isDone = true
 		a.Done(admission.Result{Status: statusOf(err)})
 		if err != nil {
@@ -121,7 +110,7 @@ func (g *Gate) WrapStreamingClient(next connect.StreamingClientFunc) connect.Str
 }
 
 // WrapStreamingHandler implements connect.Interceptor. A stream is charged when it begins, and its
-// messages are charged as Options.Messages sets. Slots are returned when the handler returns.
+// messages are charged if Options.Messages is set. Slots are returned when the handler returns.
 func (g *Gate) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
 	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
 		if g.calls.Exempts(conn.Spec().Procedure) {
@@ -138,7 +127,7 @@ func (g *Gate) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.S
 			}
 		}()
 		s := &stream{StreamingHandlerConn: conn, ctx: ctx, gate: g.calls, fields: g.calls.Fields(a)}
-		err := next(context.WithValue(ctx, admissionKey{}, a), s)
+		err := next(calls.WithAdmission(ctx, a), s)
 		isDone = true
 		a.Done(admission.Result{Status: statusOf(err)})
 		return err
@@ -261,26 +250,15 @@ func statusOf(err error) int {
 	return calls.HTTPStatus(codes.Code(connect.CodeOf(err)))
 }
 
-type admissionKey struct{}
-
 // DecisionOf returns the decision about the call that has this context. The bool is false if no
 // limit applied to the call.
-func DecisionOf(ctx context.Context) (penstock.Decision, bool) {
-	if a, ok := ctx.Value(admissionKey{}).(*admission.Admission); ok {
-		return a.Decision()
-	}
-	return penstock.Decision{}, false
-}
+func DecisionOf(ctx context.Context) (penstock.Decision, bool) { return calls.DecisionOf(ctx) }
 
 // Settle sets the true cost of the call that has this context. When the handler has returned, the
 // charges of limits with cost.actual are adjusted to this cost. A second Settle replaces the first.
 // Settle returns an error if no limit of the call can be settled.
 func Settle(ctx context.Context, actual int64) error {
-	a, ok := ctx.Value(admissionKey{}).(*admission.Admission)
-	if !ok {
-		return fmt.Errorf("%w: connectlimit: no limit applies to the call; settle only calls that came through a Gate", penstock.ErrInvalid)
-	}
-	return a.Settle(actual)
+	return calls.Settle(ctx, "connectlimit", actual)
 }
 
 var _ connect.Interceptor = (*Gate)(nil)

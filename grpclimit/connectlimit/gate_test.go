@@ -236,8 +236,8 @@ func TestStreamsAreChargedWhenTheyBegin(t *testing.T) {
 
 // The first message is charged with its stream. Each further message is charged as a separate call.
 func TestMessagesOfStreamsAreCharged(t *testing.T) {
-	for mode, want := range map[connectlimit.MessageMode]int{connectlimit.IgnoreMessages: 20, connectlimit.FailMessages: 5} {
-		gate := gateOf(t, fixedClockStore(), ruleOf(t, "r", policy.ByAddress(), penstock.InFlight(1, time.Minute), penstock.PerHour(5)), connectlimit.Options{Messages: mode})
+	for isCharged, want := range map[bool]int{false: 20, true: 5} {
+		gate := gateOf(t, fixedClockStore(), ruleOf(t, "r", policy.ByAddress(), penstock.InFlight(1, time.Minute), penstock.PerHour(5)), connectlimit.Options{Messages: isCharged})
 		url, client := serve(t, gate, nil)
 		stream := connect.NewClient[text, text](client, url+chatProcedure).CallBidiStream(t.Context())
 		count := 0
@@ -250,7 +250,7 @@ func TestMessagesOfStreamsAreCharged(t *testing.T) {
 			count++
 		}
 		if count != want || want < 20 && connect.CodeOf(err) != connect.CodeResourceExhausted {
-			t.Errorf("mode %d: %d messages came back, then the error %v; want %d messages", mode, count, err, want)
+			t.Errorf("messages are charged: %t: %d messages came back, then the error %v; want %d messages", isCharged, count, err, want)
 		}
 		stream.CloseRequest()
 		stream.CloseResponse()
@@ -259,7 +259,7 @@ func TestMessagesOfStreamsAreCharged(t *testing.T) {
 
 // A message waits until its limit admits it.
 func TestMessagesOfStreamsWait(t *testing.T) {
-	gate := gateOf(t, memstore.New(memstore.Options{}), ruleOf(t, "r", policy.ByAddress(), penstock.PerSecond(100).WithBurst(1)), connectlimit.Options{Messages: connectlimit.WaitForMessages})
+	gate := gateOf(t, memstore.New(memstore.Options{}), ruleOf(t, "r", policy.ByAddress(), penstock.PerSecond(100).WithBurst(1)), connectlimit.Options{Messages: true, MaxMessageWait: time.Minute})
 	url, client := serve(t, gate, nil)
 	stream := connect.NewClient[text, text](client, url+chatProcedure).CallBidiStream(t.Context())
 	begin := time.Now()

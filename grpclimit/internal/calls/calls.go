@@ -20,6 +20,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/internal/fieldvalues"
 	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/internal/transport/clientaddress"
 	"github.com/penstock/penstock/internal/transport/quotaheaders"
@@ -35,7 +36,7 @@ type Options struct {
 	Domain         string
 	Exempt         func(method string) bool
 	Cost           func(ctx context.Context, method string, message any) int64
-	Messages       MessageMode
+	Messages       bool
 	MaxMessageWait time.Duration
 }
 
@@ -80,19 +81,15 @@ func New(pkg string, controller *admission.Controller, o Options) (*Gate, error)
 	} else if !syntax.IsToken(o.AddressHeader) {
 		errs = append(errs, fmt.Errorf("AddressHeader: %.40q cannot be the name of a header; write X-Forwarded-For, Forwarded or X-Real-IP", o.AddressHeader))
 	}
-	if o.Messages > WaitForMessages {
-		errs = append(errs, fmt.Errorf("Messages: the mode %d is unknown; use IgnoreMessages, FailMessages or WaitForMessages", o.Messages))
+	if o.MaxMessageWait < 0 || o.MaxMessageWait > 0 && !o.Messages {
+		errs = append(errs, fmt.Errorf("MaxMessageWait is %v; it must not be negative, and needs Messages", o.MaxMessageWait))
 	}
-	dialects, err := dialectsOf(o.Dialects)
-	errs = append(errs, err)
+	errs = append(errs, checkDialects(o.Dialects))
 	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", penstock.ErrInvalid, pkg, err)
 	}
 	if o.Domain == "" {
 		o.Domain = DefaultDomain
-	}
-	if o.MaxMessageWait <= 0 {
-		o.MaxMessageWait = defaultMessageWait
 	}
 	if o.Exempt == nil {
 		o.Exempt = IsInfrastructure
@@ -100,33 +97,24 @@ func New(pkg string, controller *admission.Controller, o Options) (*Gate, error)
 	header := strings.ToLower(o.AddressHeader)
 	return &Gate{
 		controller: controller, options: o, proxies: clientaddress.New(o.TrustedProxies, header), addressHeader: header,
-		writer: quotaheaders.New(quotaheaders.Settings{Dialects: dialects, IsLowerCase: true}),
+		writer: quotaheaders.New(quotaheaders.Settings{Dialects: o.Dialects, IsLowerCase: true}),
 	}, nil
 }
 
-// dialectsOf converts the names of dialects. It returns nil, which means the default, if there are
-// no names, and an empty slice for the name none.
-func dialectsOf(names []string) (dialects []quotaheaders.Dialect, err error) {
-	if len(names) == 0 {
-		return nil, nil
-	}
-	dialects = []quotaheaders.Dialect{}
+// checkDialects checks the names of dialects.
+func checkDialects(names []string) error {
 	for i, name := range names {
-		d := quotaheaders.Dialect(name)
 		switch {
-		case name == "none" && len(names) == 1:
-			return dialects, nil
-		case !slices.Contains(quotaheaders.Dialects(), d):
-			return nil, fmt.Errorf("Dialects: unknown value %.40q; write draft-11, draft-07, draft-06, x-ratelimit, or none alone", name)
+		case !slices.Contains(fieldvalues.Headers, name), name == quotaheaders.None && len(names) > 1:
+			return fmt.Errorf("Dialects: unknown value %.40q; write draft-11, draft-07, draft-06, x-ratelimit, or none alone", name)
 		case slices.Contains(names[:i], name):
-			return nil, fmt.Errorf("Dialects: %s is listed twice; keep one", name)
+			return fmt.Errorf("Dialects: %s is listed twice; keep one", name)
 		}
-		dialects = append(dialects, d)
 	}
-	if slices.Contains(dialects, quotaheaders.Draft11) && slices.Contains(dialects, quotaheaders.Draft07) {
-		return nil, errors.New("Dialects: draft-11 and draft-07 both write ratelimit; choose one")
+	if slices.Contains(names, quotaheaders.Draft11) && slices.Contains(names, quotaheaders.Draft07) {
+		return errors.New("Dialects: draft-11 and draft-07 both write ratelimit; choose one")
 	}
-	return dialects, nil
+	return nil
 }
 
 // IsInfrastructure reports whether a method belongs to health checks, reflection or channelz.
@@ -299,4 +287,28 @@ func (a *attributes) BodySize() int64 {
 		return int64(proto.Size(message))
 	}
 	return 0
+}
+
+type admissionKey struct{}
+
+// WithAdmission returns the context of the handler of an admitted call.
+func WithAdmission(ctx context.Context, a *admission.Admission) context.Context {
+	return context.WithValue(ctx, admissionKey{}, a)
+}
+
+// DecisionOf returns the decision about the call that has this context.
+func DecisionOf(ctx context.Context) (penstock.Decision, bool) {
+	if a, ok := ctx.Value(admissionKey{}).(*admission.Admission); ok {
+		return a.Decision()
+	}
+	return penstock.Decision{}, false
+}
+
+// Settle sets the true cost of the call that has this context. pkg is the name of the caller's
+// package, for errors.
+func Settle(ctx context.Context, pkg string, actual int64) error {
+	if a, ok := ctx.Value(admissionKey{}).(*admission.Admission); ok {
+		return a.Settle(actual)
+	}
+	return fmt.Errorf("%w: %s: no limit applies to the call; settle only calls that came through a Gate", penstock.ErrInvalid, pkg)
 }

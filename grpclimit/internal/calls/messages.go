@@ -7,22 +7,8 @@ import (
 	"github.com/penstock/penstock/admission"
 )
 
-// A MessageMode is how the messages of streams are charged. The first message of a stream is
-// charged with the stream. Each further one is charged as a call of its own, except that it takes
-// no slots of in_flight limits.
-type MessageMode uint8
-
-// The modes.
-const (
-	IgnoreMessages  MessageMode = iota // messages are not charged
-	FailMessages                       // a message over a limit is refused
-	WaitForMessages                    // a message over a limit waits, so flow control slows the client down
-)
-
-const defaultMessageWait = time.Minute
-
-// ChargesMessages reports whether the mode is not IgnoreMessages.
-func (g *Gate) ChargesMessages() bool { return g.options.Messages != IgnoreMessages }
+// ChargesMessages reports whether Options.Messages is set.
+func (g *Gate) ChargesMessages() bool { return g.options.Messages }
 
 // Messages charges the messages that a client sends on one stream. The zero value is for a stream
 // that has received no message. Received must not be called concurrently.
@@ -38,10 +24,7 @@ func (m *Messages) Received(ctx context.Context, g *Gate, c *Call) (*Refusal, er
 		m.hasReceivedFirst = true
 		return nil, nil
 	}
-	c.IsPartOfStream = true
-	if g.options.Messages == WaitForMessages {
-		c.Patience = g.options.MaxMessageWait
-	}
+	c.IsPartOfStream, c.Patience = true, g.options.MaxMessageWait
 	deadline := time.Now().Add(c.Patience)
 	for {
 		a, refusal := g.Admit(ctx, c)

@@ -28,7 +28,7 @@ func streamOf(t *testing.T, limits ...penstock.Limit) (g *Gate, receive func() (
 	if err != nil {
 		t.Fatal(err)
 	}
-	g, err = New("calls", controller, Options{Messages: WaitForMessages, MaxMessageWait: time.Minute})
+	g, err = New("calls", controller, Options{Messages: true, MaxMessageWait: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
