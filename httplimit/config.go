@@ -15,6 +15,7 @@ import (
 	"github.com/penstock/penstock/internal/fieldvalues"
 	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/internal/transport/clientaddress"
+	"github.com/penstock/penstock/internal/transport/quotaheaders"
 	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/policy"
 )
@@ -121,7 +122,7 @@ func (c *Config) setDefaults() {
 	}
 	c.IPv4Prefix, c.IPv6Prefix = cmp.Or(c.IPv4Prefix, defaultIPv4Prefix), cmp.Or(c.IPv6Prefix, defaultIPv6Prefix)
 	if len(c.Headers) == 0 {
-		c.Headers = []string{string(Draft11)}
+		c.Headers = []string{quotaheaders.Draft11}
 	}
 	c.Reset = cmp.Or(c.Reset, "epoch")
 	c.ResetUntil = cmp.Or(c.ResetUntil, "next")
@@ -166,13 +167,13 @@ func (c *Config) check(report func(field any, format string, args ...any)) {
 	}
 	c.checkProxies(report)
 	for i := range c.Headers {
-		checkWord(&c.Headers[i], "headers", HeaderValues())
+		checkWord(&c.Headers[i], "headers", fieldvalues.Headers)
 		switch {
-		case c.Headers[i] == noDialect && len(c.Headers) > 1:
+		case c.Headers[i] == quotaheaders.None && len(c.Headers) > 1:
 			report(&c.Headers[i], "headers are none and others; keep none alone, or remove it")
 		case slices.Contains(c.Headers[:i], c.Headers[i]):
 			report(&c.Headers[i], "headers have %s twice; keep one", c.Headers[i])
-		case c.Headers[i] == string(Draft07) && slices.Contains(c.Headers, string(Draft11)):
+		case c.Headers[i] == quotaheaders.Draft07 && slices.Contains(c.Headers, quotaheaders.Draft11):
 			report(&c.Headers[i], "draft-11 and draft-07 both write RateLimit, in forms that no client can tell apart; choose one")
 		}
 	}
@@ -283,7 +284,7 @@ func (c *Config) Describe(line func(label string, texts ...string)) {
 	}
 	line("denial", denial)
 	headers := wording.List(c.Headers, "and")
-	if slices.Contains(c.Headers, string(XRateLimit)) {
+	if slices.Contains(c.Headers, quotaheaders.XRateLimit) {
 		reset := "seconds from now"
 		if c.Reset == "epoch" {
 			reset = "seconds since 1970"

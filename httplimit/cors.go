@@ -4,6 +4,8 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+
+	"github.com/penstock/penstock/internal/transport/quotaheaders"
 )
 
 // cors defines which web pages may read responses. If it is nil, none may.
@@ -19,7 +21,7 @@ const (
 	headerExpose           = "Access-Control-Expose-Headers"
 )
 
-func newCORS(c *CORSConfig, dialects []Dialect) *cors {
+func newCORS(c *CORSConfig, dialects []string) *cors {
 	if c == nil {
 		return nil
 	}
@@ -32,7 +34,7 @@ func newCORS(c *CORSConfig, dialects []Dialect) *cors {
 		}
 	}
 	for _, d := range dialects {
-		add(d.FieldNames()...)
+		add(quotaheaders.FieldNames(d)...)
 	}
 	add("Retry-After")
 	return &cors{origins: c.Origins, canSendCredentials: c.Credentials, expose: []string{strings.Join(expose, ", ")}}

@@ -162,19 +162,13 @@ func compile(rules *policy.Rules) (*compiledRules, error) {
 		return nil, err
 	}
 	c := &compiledRules{rules: rules, paths: rules.Paths(), deniedStatus: config.Denied.Status, policies: quotaheaders.PoliciesOf(rules)}
-	dialects := []Dialect{}
-	for _, name := range config.Headers {
-		if name != noDialect {
-			dialects = append(dialects, Dialect(name))
-		}
-	}
 	c.headers = quotaheaders.New(quotaheaders.Settings{
-		Dialects:         dialects,
+		Dialects:         config.Headers,
 		IsResetInSeconds: config.Reset == "seconds",
 		IsResetWhenFull:  config.ResetUntil == "full",
 		Jitter:           config.RetryJitter,
 	})
-	c.cors = newCORS(config.CORS, dialects)
+	c.cors = newCORS(config.CORS, config.Headers)
 	body := bodySettings{}
 	if config.Denied.isTemplate() {
 		body = bodySettings{template: config.Denied.Body, contentType: config.Denied.ContentType}

@@ -226,7 +226,7 @@ func TestLimitsInCodeHaveHTTPSettings(t *testing.T) {
 		"IPv4, the last bit differs": {addresses: [2]string{"192.0.2.1:80", "192.0.2.0:80"}, want: 200},
 	} {
 		gate, err := httplimit.NewSimple(memstore.New(memstore.Options{}), "api", []penstock.Limit{penstock.PerHour(1)},
-			httplimit.SimpleOptions{HTTP: httplimit.Config{Headers: []string{string(httplimit.XRateLimit)}}})
+			httplimit.SimpleOptions{HTTP: httplimit.Config{Headers: []string{"x-ratelimit"}}})
 		if err != nil {
 			t.Fatal(err)
 		}

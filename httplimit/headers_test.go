@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/fieldvalues"
 )
 
 func TestHeaderSettingsAreChecked(t *testing.T) {
@@ -26,8 +27,8 @@ func TestHeaderSettingsAreChecked(t *testing.T) {
 			t.Errorf("%+v: the error is %v; want one with %q", c.config, err, c.want)
 		}
 	}
-	for _, d := range []Dialect{Draft11, Draft07, Draft06, XRateLimit} {
-		config := Config{Headers: []string{string(d)}, RetryJitter: time.Hour}
+	for _, d := range fieldvalues.Headers[:4] {
+		config := Config{Headers: []string{d}, RetryJitter: time.Hour}
 		if err := config.finish(); err != nil {
 			t.Errorf("%s: the error is %v; want no error", d, err)
 		}

@@ -17,6 +17,7 @@ var (
 	EncodedSlash   = []string{"refuse", "keep"}
 	TrailingSlash  = []string{"keep", "ignore"}
 	PathParameters = []string{"keep", "strip"}
+	Headers        = []string{"draft-11", "draft-07", "draft-06", "x-ratelimit", "none"}
 	Reset          = []string{"epoch", "seconds"}
 	ResetUntil     = []string{"next", "full"}
 )

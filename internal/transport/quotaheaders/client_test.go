@@ -29,7 +29,7 @@ func TestClientReadsTheHeadersOfEachDialect(t *testing.T) {
 					continue // a client takes such a large number for a Unix time
 				}
 				h := make(http.Header)
-				New(Settings{Dialects: []Dialect{dialect}, IsResetInSeconds: inSeconds, Now: func() time.Time { return now }}).
+				New(Settings{Dialects: []string{dialect}, IsResetInSeconds: inSeconds, Now: func() time.Time { return now }}).
 					Write(h, []Quota{q}, false, 0)
 				h.Set("Date", now.UTC().Format(http.TimeFormat))
 				want := time.Duration(CeilSeconds(until)) * time.Second

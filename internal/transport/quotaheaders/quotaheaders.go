@@ -17,24 +17,20 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A Dialect is a set of fields and their format. All dialects of a response show the same values,
-// except with Settings.IsResetWhenFull.
-type Dialect string
-
-// The dialects. Package httplimit documents them.
+// The dialects: sets of fields and their format. All dialects of a response show the same values,
+// except with Settings.IsResetWhenFull. docs/http-headers.md has examples.
 const (
-	Draft11    Dialect = "draft-11"
-	Draft07    Dialect = "draft-07"
-	Draft06    Dialect = "draft-06"
-	XRateLimit Dialect = "x-ratelimit"
+	Draft11    = "draft-11"
+	Draft07    = "draft-07"
+	Draft06    = "draft-06"
+	XRateLimit = "x-ratelimit"
+
+	None = "none" // without other dialects: no fields, so denials have Retry-After only
 )
 
-// Dialects returns all dialects.
-func Dialects() []Dialect { return []Dialect{Draft11, Draft07, Draft06, XRateLimit} }
-
 // FieldNames returns the names of the fields of a dialect, as its specification writes them.
-func (d Dialect) FieldNames() []string {
-	switch d {
+func FieldNames(dialect string) []string {
+	switch dialect {
 	case Draft11, Draft07:
 		return []string{"RateLimit", "RateLimit-Policy"}
 	case Draft06:
@@ -54,7 +50,7 @@ type Writer struct {
 
 // Settings configures a Writer. The zero value is useful.
 type Settings struct {
-	Dialects         []Dialect        // nil: Draft11; empty: none, so denials have Retry-After only
+	Dialects         []string         // default: Draft11
 	IsResetInSeconds bool             // X-RateLimit-Reset is in seconds from now; default: Unix time
 	IsResetWhenFull  bool             // X-RateLimit-Reset is when nothing is used any more; default: as t of Draft11
 	Jitter           time.Duration    // a random time up to this is added to Retry-After
@@ -64,8 +60,8 @@ type Settings struct {
 
 // New makes a Writer. Draft11 and Draft07 exclude each other, because they use the same fields.
 func New(settings Settings) *Writer {
-	if settings.Dialects == nil {
-		settings.Dialects = []Dialect{Draft11}
+	if len(settings.Dialects) == 0 {
+		settings.Dialects = []string{Draft11}
 	}
 	if settings.Now == nil {
 		settings.Now = time.Now
@@ -74,7 +70,7 @@ func New(settings Settings) *Writer {
 	if settings.IsLowerCase {
 		names = &lowerNames
 	}
-	has := func(d Dialect) bool { return slices.Contains(settings.Dialects, d) }
+	has := func(d string) bool { return slices.Contains(settings.Dialects, d) }
 	return &Writer{settings: settings, hasDraft07Policy: !has(Draft11) && (has(Draft07) || has(Draft06)), fieldNames: names}
 }
 

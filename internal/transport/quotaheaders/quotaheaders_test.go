@@ -19,7 +19,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-var dialects = Dialects()
+var dialects = []string{Draft11, Draft07, Draft06, XRateLimit}
 
 // A shownLimit is a limit in a response. A value that the dialect does not show is -1.
 type shownLimit struct{ limit, remaining, reset int64 }
@@ -61,7 +61,7 @@ func parseLists(t testing.TB, h http.Header) (names []string, items map[string]m
 }
 
 // parseOld reads the headers of one of the older dialects.
-func parseOld(t testing.TB, h http.Header, dialect Dialect) shownLimit {
+func parseOld(t testing.TB, h http.Header, dialect string) shownLimit {
 	t.Helper()
 	number := func(header string) int64 {
 		if h.Get(header) == "" {
@@ -250,8 +250,8 @@ func drawResponse(rt *rapid.T) *response {
 		r.isDenied = r.isDenied || status.RetryAfter > 0
 		r.retryAfter = max(r.retryAfter, status.RetryAfter)
 	}
-	r.settings.Dialects = []Dialect{rapid.SampledFrom([]Dialect{Draft11, Draft07}).Draw(rt, "RateLimit")}
-	for _, d := range []Dialect{Draft06, XRateLimit} {
+	r.settings.Dialects = []string{rapid.SampledFrom([]string{Draft11, Draft07}).Draw(rt, "RateLimit")}
+	for _, d := range []string{Draft06, XRateLimit} {
 		if rapid.Bool().Draw(rt, string(d)) {
 			r.settings.Dialects = append(r.settings.Dialects, d)
 		}
@@ -308,7 +308,7 @@ func TestHeadersShowTheStatusAndDialectsAgree(t *testing.T) {
 }
 
 // shownBy returns the limit that one of the older dialects shows. Its reset counts from now.
-func (r *response) shownBy(t *testing.T, dialect Dialect) shownLimit {
+func (r *response) shownBy(t *testing.T, dialect string) shownLimit {
 	shown := parseOld(t, r.header, dialect)
 	if dialect == XRateLimit && !r.settings.IsResetInSeconds && shown.reset >= 0 {
 		unixNow := r.now.Unix()
@@ -549,7 +549,7 @@ func TestAllDialectsOfOneDenial(t *testing.T) {
 	}
 	now := func() time.Time { return time.Unix(1_800_000_000, 1) }
 	for _, c := range []struct {
-		dialects         []Dialect
+		dialects         []string
 		isResetInSeconds bool
 		want             map[string]string // all headers but Retry-After
 	}{
@@ -557,19 +557,19 @@ func TestAllDialectsOfOneDenial(t *testing.T) {
 			"RateLimit-Policy": `"search.second";q=10;w=1, "search.day";q=10000;w=86400`,
 			"RateLimit":        `"search.second";r=0;t=1, "search.day";r=9120;t=40112`,
 		}},
-		{dialects: []Dialect{Draft11, Draft06, XRateLimit}, isResetInSeconds: false, want: map[string]string{
+		{dialects: []string{Draft11, Draft06, XRateLimit}, isResetInSeconds: false, want: map[string]string{
 			"RateLimit-Policy": `"search.second";q=10;w=1, "search.day";q=10000;w=86400`,
 			"RateLimit":        `"search.second";r=0;t=1, "search.day";r=9120;t=40112`,
 			"RateLimit-Limit":  "10", "RateLimit-Remaining": "0", "RateLimit-Reset": "1",
 			"X-RateLimit-Limit": "10", "X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "1800000002",
 		}},
-		{dialects: []Dialect{XRateLimit, Draft07, Draft06}, isResetInSeconds: true, want: map[string]string{
+		{dialects: []string{XRateLimit, Draft07, Draft06}, isResetInSeconds: true, want: map[string]string{
 			"RateLimit-Policy": "10;w=1",
 			"RateLimit":        "limit=10, remaining=0, reset=1",
 			"RateLimit-Limit":  "10", "RateLimit-Remaining": "0", "RateLimit-Reset": "1",
 			"X-RateLimit-Limit": "10", "X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "1",
 		}},
-		{dialects: []Dialect{}, isResetInSeconds: false, want: map[string]string{}},
+		{dialects: []string{None}, isResetInSeconds: false, want: map[string]string{}},
 	} {
 		h := make(http.Header)
 		New(Settings{Dialects: c.dialects, IsResetInSeconds: c.isResetInSeconds, Now: now}).Write(h, quotas, true, 70*time.Millisecond)
@@ -603,7 +603,7 @@ func TestXRateLimitResetIsWhenTheBucketIsFull(t *testing.T) {
 	} {
 		h := make(http.Header)
 		New(Settings{
-			Dialects:         []Dialect{XRateLimit, Draft07},
+			Dialects:         []string{XRateLimit, Draft07},
 			IsResetInSeconds: c.inSeconds,
 			IsResetWhenFull:  true,
 			Now:              func() time.Time { return time.Unix(1_800_000_000, 0) },
@@ -781,8 +781,8 @@ func BenchmarkHeaders(b *testing.B) {
 	for _, c := range []struct {
 		name     string
 		quotas   int
-		dialects []Dialect
-	}{{"1 quota", 1, nil}, {"3 quotas", 3, nil}, {"3 quotas in three dialects", 3, []Dialect{Draft11, Draft06, XRateLimit}}} {
+		dialects []string
+	}{{"1 quota", 1, nil}, {"3 quotas", 3, nil}, {"3 quotas in three dialects", 3, []string{Draft11, Draft06, XRateLimit}}} {
 		b.Run(c.name, func(b *testing.B) {
 			w := New(Settings{Dialects: c.dialects})
 			h := make(http.Header)
@@ -797,7 +797,7 @@ func BenchmarkHeaders(b *testing.B) {
 // The metadata of gRPC has the same fields, with names in lower case.
 func TestNamesCanBeInLowerCase(t *testing.T) {
 	quotas := []Quota{{Policy: policyOf("x", penstock.PerSecond(10)), Status: penstock.Status{RetryAfter: time.Second}}}
-	for _, chosen := range [][]Dialect{{Draft11, Draft06, XRateLimit}, {Draft07, Draft06, XRateLimit}} {
+	for _, chosen := range [][]string{{Draft11, Draft06, XRateLimit}, {Draft07, Draft06, XRateLimit}} {
 		settings := Settings{Dialects: chosen, IsResetInSeconds: true}
 		upper, lower, want := make(http.Header), make(map[string][]string), make(map[string][]string)
 		New(settings).Write(upper, quotas, true, time.Second)

@@ -7,7 +7,6 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/cases"
-	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/internal/fieldvalues"
 	"github.com/penstock/penstock/internal/policy/jwt"
 	"github.com/penstock/penstock/policy/policyfile"
@@ -110,7 +109,7 @@ func forms() map[string]*schema {
 		"http.encoded_slash":   words(fieldvalues.EncodedSlash...),
 		"http.trailing_slash":  words(fieldvalues.TrailingSlash...),
 		"http.path_parameters": words(fieldvalues.PathParameters...),
-		"http.headers":         oneOrMore(words(httplimit.HeaderValues()...)),
+		"http.headers":         oneOrMore(words(fieldvalues.Headers...)),
 		"http.reset":           words(fieldvalues.Reset...),
 		"http.reset_until":     words(fieldvalues.ResetUntil...),
 		"http.max_waiting":     number(fieldvalues.MaxWaiting),
