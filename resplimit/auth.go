@@ -15,31 +15,16 @@ type Credential struct {
 	Password string
 }
 
-// An AuthFailure is why a client was rejected for its password.
-type AuthFailure uint8
-
+// Why a client is rejected.
 const (
-	WrongPassword    AuthFailure = iota // AUTH or HELLO with a user and a password that no credential has
-	NoPassword                          // a command that needs authentication, of a client that has not authenticated
-	authFailureCount                    // the number of reasons
+	wrongPassword = "wrong_password"
+	noPassword    = "no_password"
 )
 
-var authFailureNames = [authFailureCount]string{"wrong_password", "no_password"}
-
-func (f AuthFailure) String() string {
-	if f >= authFailureCount {
-		return "unknown"
-	}
-	return authFailureNames[f]
-}
-
-// AuthFailures returns all reasons for which clients are rejected for their passwords.
-func AuthFailures() []AuthFailure { return []AuthFailure{WrongPassword, NoPassword} }
-
 // reportAuthFailure reports that the client is rejected.
-func (c *client) reportAuthFailure(f AuthFailure) {
+func (c *client) reportAuthFailure(reason string) {
 	if report := c.server.options.AuthFailed; report != nil {
-		report(f, c.conn.RemoteAddr())
+		report(reason, c.conn.RemoteAddr())
 	}
 }
 

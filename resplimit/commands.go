@@ -20,7 +20,7 @@ func (c *client) command(b *batch, args [][]byte) (isOpen bool) {
 	}
 	toUpper(name)
 	if !c.isAuthenticated && needsUser(name) {
-		c.reportAuthFailure(NoPassword)
+		c.reportAuthFailure(noPassword)
 		c.fail(b, "NOAUTH Authentication required.")
 		return true
 	}
@@ -187,7 +187,7 @@ func (c *client) auth(b *batch, args [][]byte) (isOpen bool) {
 		b.fail(wrongArgumentCount(args[0]))
 		return true
 	case len(c.server.credentials) == 0:
-		c.reportAuthFailure(WrongPassword)
+		c.reportAuthFailure(wrongPassword)
 		b.fail(errNoPassword)
 		return true
 	}
@@ -202,7 +202,7 @@ func (c *client) auth(b *batch, args [][]byte) (isOpen bool) {
 func (c *client) authenticate(user, password []byte) bool {
 	if !c.server.credentials.hasMatch(user, password) {
 		c.wrongPasswords++
-		c.reportAuthFailure(WrongPassword)
+		c.reportAuthFailure(wrongPassword)
 		return false
 	}
 	c.user, c.isAuthenticated = string(user), true
@@ -248,7 +248,7 @@ func (c *client) hello(b *batch, args [][]byte) (isOpen bool) {
 		return c.wrongPasswords < maxWrongPasswords
 	}
 	if !c.isAuthenticated {
-		c.reportAuthFailure(NoPassword)
+		c.reportAuthFailure(noPassword)
 		b.fail(errNoAuth)
 		return true
 	}

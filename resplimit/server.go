@@ -61,9 +61,10 @@ type Options struct {
 	Observe func(*admission.Event)
 
 	// AuthFailed is called each time that a client is rejected for its password, with the client's
-	// address. Clients can cause many such calls, so log them at a bounded rate. Several goroutines
-	// may call AuthFailed at the same time. AuthFailed must be quick. Default: none.
-	AuthFailed func(AuthFailure, net.Addr)
+	// address. The reason is wrong_password, or no_password for a command without authentication.
+	// Clients can cause many such calls, so log them at a bounded rate. Several goroutines may call
+	// AuthFailed at the same time. AuthFailed must be quick. Default: none.
+	AuthFailed func(reason string, client net.Addr)
 }
 
 // The defaults of Options.

@@ -71,8 +71,8 @@ type Options struct {
 	EnvoyLimits func(key string) []envoyrls.KeyLimit
 
 	// AuthFailed is called for each request that is rejected because its operator token is wrong or
-	// missing. Default: nothing.
-	AuthFailed func(hasToken bool)
+	// missing: wrong_token or no_token. Default: nothing.
+	AuthFailed func(reason string)
 
 	// AuditIntent writes the line of a reset before the reset, and returns when it is on the disk. If
 	// it returns an error, nothing is reset. Default: nothing is written.
@@ -121,7 +121,7 @@ func New(o Options) *Handler {
 	}
 	o.MaxReaders = cmp.Or(o.MaxReaders, maxReaders)
 	if o.AuthFailed == nil {
-		o.AuthFailed = func(bool) {}
+		o.AuthFailed = func(string) {}
 	}
 	h := &Handler{Options: o, token: bearer.NewSecret(o.Token), masks: redact.Identities{Show: o.Identities, Secret: o.MaskSecret, Name: o.Name, Key: o.Key}}
 	h.live.handler, h.delays.each = h, wrongTokenDelay
@@ -314,7 +314,7 @@ func (h *Handler) ViewerOf(req *http.Request) (Viewer, error) {
 }
 
 // Arguments of Options.AuthFailed.
-const tokenIsWrong, tokenIsMissing = true, false
+const tokenIsWrong, tokenIsMissing = "wrong_token", "no_token"
 
 var (
 	errNoToken    = refuse(http.StatusForbidden, "this instance has no operator_token, so it accepts no token; set operator_token in its settings, and restart it")

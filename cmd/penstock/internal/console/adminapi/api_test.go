@@ -651,20 +651,20 @@ func TestRefusedTokensAreCounted(t *testing.T) {
 	for _, c := range []struct {
 		isReset bool
 		header  string
-		want    string // the calls of AuthFailed: none or wrong, by the token
+		want    string // the reasons of the calls of AuthFailed
 	}{
-		{want: "none"},
-		{header: "Authorization: Bearer guess", want: "wrong"},
-		{header: "Authorization: Basic x", want: "wrong"},
+		{want: "no_token"},
+		{header: "Authorization: Bearer guess", want: "wrong_token"},
+		{header: "Authorization: Basic x", want: "wrong_token"},
 		{header: operatorHeader},
-		{isReset: true, want: "none"},
-		{isReset: true, header: "Authorization: Bearer guess", want: "wrong"},
+		{isReset: true, want: "no_token"},
+		{isReset: true, header: "Authorization: Bearer guess", want: "wrong_token"},
 		{isReset: true, header: operatorHeader},
 	} {
 		var got []string
 		f := newFixture(t, func(o *Options) {
 			o.IsLocal = false
-			o.AuthFailed = func(hasToken bool) { got = append(got, map[bool]string{true: "wrong", false: "none"}[hasToken]) }
+			o.AuthFailed = func(reason string) { got = append(got, reason) }
 		})
 		headers := []string{c.header}
 		if c.header == "" {

@@ -1,8 +1,6 @@
 package checkapi
 
 import (
-	"fmt"
-
 	"google.golang.org/grpc/codes"
 
 	"github.com/penstock/penstock/internal/bearer"
@@ -17,39 +15,18 @@ const (
 	operator                   // Peek, Reset, Explain
 )
 
-// An AuthFailure is the reason why the token of a call over HTTP was refused.
-type AuthFailure uint8
-
-const (
-	NoToken     AuthFailure = iota // the call has none
-	WrongToken                     // it has one that is neither the caller's nor the operator's, or several
-	NotOperator                    // only an operator may make this call
-)
-
-var authFailureNames = [...]string{"no_token", "wrong_token", "not_operator"}
-
-func (f AuthFailure) String() string {
-	if int(f) >= len(authFailureNames) {
-		return fmt.Sprintf("AuthFailure(%d)", uint8(f))
-	}
-	return authFailureNames[f]
-}
-
-// AuthFailures returns all reasons why tokens are refused.
-func AuthFailures() []AuthFailure { return []AuthFailure{NoToken, WrongToken, NotOperator} }
-
 // authFailureOf returns the reason for an error of authorize. headers are the values of the header
 // Authorization.
-func authFailureOf(headers []string, err error) AuthFailure {
+func authFailureOf(headers []string, err error) string {
 	switch {
 	case err == errWebPage:
-		return NoToken
+		return "no_token"
 	case asFailure(err).code == codes.PermissionDenied:
-		return NotOperator
+		return "not_operator"
 	case len(headers) == 0:
-		return NoToken
+		return "no_token"
 	}
-	return WrongToken
+	return "wrong_token" // neither the caller's nor the operator's, or several
 }
 
 // tokens are the tokens that the service accepts from callers and operators.

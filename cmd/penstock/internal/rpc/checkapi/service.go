@@ -30,9 +30,9 @@ type Options struct {
 	AllowStatedLimits bool
 
 	// AuthFailed is called for each call over HTTP that is refused because its token is missing, wrong
-	// or insufficient. Anyone can send such calls, so log them at a bounded rate. Many goroutines may
+	// or insufficient: no_token, wrong_token or not_operator. Anyone can send such calls, so log them at a bounded rate. Many goroutines may
 	// call AuthFailed at the same time, and it must be quick. Default: none.
-	AuthFailed func(AuthFailure)
+	AuthFailed func(reason string)
 
 	// Secret encrypts the ids of reservations and holds. Processes with the same secret can settle
 	// each other's reservations, also after a restart. It must be hard to guess, such as 16 random
@@ -85,7 +85,7 @@ func New(store penstock.Store, controller *admission.Controller, o Options) (*Se
 		o.MaxParallel = defaultMaxParallel
 	}
 	if o.AuthFailed == nil {
-		o.AuthFailed = func(AuthFailure) {}
+		o.AuthFailed = func(string) {}
 	}
 	secret := o.Secret
 	if len(secret) == 0 {

@@ -28,9 +28,8 @@ type Rule = observe.Rule
 // Metrics are the metrics of one process. Many goroutines may call its methods at the same time.
 type Metrics struct {
 	*penstockprom.Metrics
-	registry         *prometheus.Registry
-	respAuthFailures *prometheus.CounterVec // of Redis clients
-	storeProbes      prometheus.Histogram
+	registry    *prometheus.Registry
+	storeProbes prometheus.Histogram
 
 	reloadOK, reloadTime  prometheus.Gauge
 	reloaded, notReloaded prometheus.Counter
@@ -52,11 +51,10 @@ const (
 // the trace of a request for exemplars; nil: there are none. nearPercent defines "near the limit".
 func New(version string, traceID func(context.Context) string, nearPercent int) *Metrics {
 	m := &Metrics{
-		Metrics:          penstockprom.New(penstockprom.Options{TraceID: traceID, NearPercent: nearPercent}),
-		registry:         prometheus.NewRegistry(),
-		respAuthFailures: newRESPAuthFailures(),
-		storeProbes:      newStoreProbes(),
-		failed:           make(map[ConfigSource]bool),
+		Metrics:     penstockprom.New(penstockprom.Options{TraceID: traceID, NearPercent: nearPercent}),
+		registry:    prometheus.NewRegistry(),
+		storeProbes: newStoreProbes(),
+		failed:      make(map[ConfigSource]bool),
 	}
 	m.reloadOK = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "rate_limiter_config_last_reload_successful",

@@ -15,11 +15,9 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
-	"github.com/penstock/penstock/cmd/penstock/internal/rpc/checkapi"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/observe"
 	"github.com/penstock/penstock/policy"
-	"github.com/penstock/penstock/resplimit"
 )
 
 var update = flag.Bool("update", false, "write testdata/page.txt anew: dashboards and alerts of users depend on these names")
@@ -88,12 +86,11 @@ func TestPageIsAsBefore(t *testing.T) {
 	m.AddWaiting(func() int { return 2 })
 	calls := m.AddGRPC([]string{"a.B", "grpc.health.v1.Health"}, []string{"OK", "Canceled"}, func() int { return 7 })
 	calls.Count("a.B", 1)
-	calls.AuthFailed("no_token")
+	m.AddAuthFailures(GRPCCallers)("no_token")
 	m.AddRESP(func() int { return 8 })
-	m.RESPAuthFailed(resplimit.AuthFailures()[0])
-	m.AddAPI()(checkapi.AuthFailures()[1])
-	const hasToken = true
-	m.AddAdmin()(hasToken)
+	m.AddAuthFailures(RESPCallers)("wrong_password")
+	m.AddAuthFailures(APICallers)("wrong_token")
+	m.AddAuthFailures(AdminCallers)("wrong_token")
 	m.AddChargedTwice()()
 	m.Loaded(time.Unix(100, 0))
 	m.Reloaded(ConfigPolicy, errors.New("line 3"), time.Unix(200, 0))

@@ -13,6 +13,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/console/explain"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/keylimits"
 	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyrls"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/metrics"
 	"github.com/penstock/penstock/observe"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -91,7 +92,7 @@ func (s *service) newAdminAPI(streams int) *adminapi.Handler {
 		Explain: func(r *http.Request, descriptor map[string][]string) (*explain.Report, []penstock.Charge, error) {
 			return explain.Explain(s.core.Rules(), r, descriptor, keys, s.core.StoreState().Instances)
 		},
-		AuthFailed:  s.metrics.AddAdmin(),
+		AuthFailed:  s.metrics.AddAuthFailures(metrics.AdminCallers),
 		AuditIntent: s.auditFile.writeIntent,
 		Audit:       s.audit(),
 		Name:        identities.Name,

@@ -94,7 +94,7 @@ func (s *service) newRESP(l settings.Listener, config *tls.Config, maxConnection
 		IdleTimeout:    s.Settings.IdleTimeout,
 		ReadTimeout:    s.Settings.HeaderTimeout,
 		Observe:        s.core.Observe,
-		AuthFailed:     s.respAuthFailed(),
+		AuthFailed:     s.authFailed(metrics.RESPCallers, "a Redis client was refused: its caller_token is missing or wrong"),
 	}
 	if len(s.Settings.CallerToken) > 0 {
 		o.Credentials = []resplimit.Credential{{Password: string(s.Settings.CallerToken)}}
@@ -127,18 +127,21 @@ func (s *service) newRESP(l settings.Listener, config *tls.Config, maxConnection
 	}, nil
 }
 
-// respAuthFailed returns a function that counts Redis clients with a missing or wrong password, and
-// logs each reason at most once per refusalLogInterval.
-func (s *service) respAuthFailed() func(resplimit.AuthFailure, net.Addr) {
-	lines := make([]logthrottle.Line, len(resplimit.AuthFailures()))
-	for i := range lines {
-		lines[i].Every = refusalLogInterval
+// authFailed returns a function that counts callers with a missing or wrong token or password. It
+// logs a line for each reason at most once per refusalLogInterval.
+func (s *service) authFailed(callers metrics.Callers, line string) func(reason string, peer net.Addr) {
+	count := s.metrics.AddAuthFailures(callers)
+	lines := make(map[string]*logthrottle.Line)
+	for _, reason := range callers.Reasons {
+		lines[reason] = &logthrottle.Line{Every: refusalLogInterval}
 	}
-	return func(f resplimit.AuthFailure, peer net.Addr) {
-		s.metrics.RESPAuthFailed(f)
-		s.Log.Debug("a Redis client was refused", "reason", f.String(), "client", peer.String())
-		if skipped, isDue := lines[f].Due(); isDue {
-			s.Log.Warn("a Redis client was refused: its caller_token is missing or wrong", "reason", f.String(), "unlogged", skipped)
+	return func(reason string, peer net.Addr) {
+		count(reason)
+		if peer != nil {
+			s.Log.Debug(line, "reason", reason, "client", peer.String())
+		}
+		if skipped, isDue := lines[reason].Due(); isDue {
+			s.Log.Warn(line, "reason", reason, "unlogged", skipped)
 		}
 	}
 }

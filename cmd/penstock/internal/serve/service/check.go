@@ -4,7 +4,6 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/rpc/checkapi"
-	"github.com/penstock/penstock/cmd/penstock/internal/serve/logthrottle"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
 	"github.com/penstock/penstock/policy"
@@ -24,7 +23,8 @@ func (s *service) openCheck() error {
 		Secret:            s.sharedSecret,
 	}
 	if s.Settings.API != "" {
-		o.AuthFailed = s.apiAuthFailed()
+		failed := s.authFailed(metrics.APICallers, "a call of the check API was refused: its token is missing or wrong")
+		o.AuthFailed = func(reason string) { failed(reason, nil) }
 	}
 	if s.Settings.Store == "" {
 		o.Parallel = 1 // the memory store has no round trips to overlap
@@ -37,22 +37,6 @@ func (s *service) openCheck() error {
 // checkAt returns the service of the check API for a listener.
 func (s *service) checkAt(l settings.Listener) *checkapi.Service {
 	return s.check.WithAnonymous(s.Settings.AdmitsOpenCallers(l))
-}
-
-// apiAuthFailed returns a function that counts JSON calls with a missing or wrong token, and logs
-// each reason at most once per refusalLogInterval.
-func (s *service) apiAuthFailed() func(checkapi.AuthFailure) {
-	count := s.metrics.AddAPI()
-	lines := make([]logthrottle.Line, len(checkapi.AuthFailures()))
-	for i := range lines {
-		lines[i].Every = refusalLogInterval
-	}
-	return func(f checkapi.AuthFailure) {
-		count(f)
-		if skipped, isDue := lines[f].Due(); isDue {
-			s.Log.Warn("a call of the check API was refused: its token is missing or wrong", "reason", f.String(), "unlogged", skipped)
-		}
-	}
 }
 
 // registerCheck serves the check API by gRPC. newAuthenticator counts the calls with a missing or

@@ -27,7 +27,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyrls"
-	"github.com/penstock/penstock/cmd/penstock/internal/serve/logthrottle"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
 	"github.com/penstock/penstock/cmd/penstock/internal/text/redact"
@@ -95,9 +94,9 @@ func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, err
 		grpc.UnaryInterceptor(calls.interceptUnary),
 		grpc.StreamInterceptor(calls.interceptStream),
 	}
-	var authenticate authenticator // nil: all callers are accepted
-	if len(s.Settings.CallerToken) > 0 {
-		authenticate = calls.newAuthenticator(s.Settings.CallerToken, s.Settings.OperatorToken)
+	authenticate := calls.newAuthenticator(s.Settings.CallerToken, s.Settings.OperatorToken)
+	if len(s.Settings.CallerToken) == 0 {
+		authenticate = nil // all callers are accepted
 	}
 	options = append(options, grpc.InTapHandle(calls.checkBeforeReading(authenticate)))
 	if config != nil {
@@ -172,7 +171,7 @@ func serveGRPC(result *server, grpcServer *grpc.Server, calls *grpcCalls) {
 // grpcCalls authenticates, counts and traces all calls, and recovers from their panics.
 type grpcCalls struct {
 	service *service
-	counts  *metrics.GRPCCalls
+	counts  metrics.GRPCCalls
 	ending  chan struct{} // closed when the server shuts down
 
 	messageTimeout time.Duration // how long a client may take to send its message
@@ -356,13 +355,13 @@ func (c *grpcCalls) newAuthenticator(tokens ...[]byte) authenticator {
 	for _, token := range tokens {
 		secrets = append(secrets, bearer.NewSecret(token))
 	}
-	reportRefusal := c.authFailed()
+	reportRefusal := c.service.authFailed(metrics.GRPCCallers, "a gRPC call was refused: its caller_token is missing or wrong")
 	return func(method string, values []string, client net.Addr) error {
 		if serviceName(method) == healthService {
 			return nil
 		}
 		if len(values) == 0 {
-			reportRefusal(client, "no_token")
+			reportRefusal("no_token", client)
 			return status.Error(codes.Unauthenticated, "the token is missing; send caller_token as metadata: authorization: Bearer TOKEN")
 		}
 		token, _ := bearer.Token(values)
@@ -371,28 +370,10 @@ func (c *grpcCalls) newAuthenticator(tokens ...[]byte) authenticator {
 			isValid = secret.Matches(token) || isValid
 		}
 		if !isValid {
-			reportRefusal(client, "wrong_token")
+			reportRefusal("wrong_token", client)
 			return status.Error(codes.Unauthenticated, "the token is wrong; send caller_token as metadata: authorization: Bearer TOKEN")
 		}
 		return nil
-	}
-}
-
-// authFailed returns a function that counts calls with a missing or wrong token, and logs each
-// reason at most once per refusalLogInterval.
-func (c *grpcCalls) authFailed() func(client net.Addr, reason string) {
-	lines := make(map[string]*logthrottle.Line)
-	for _, reason := range metrics.GRPCFailures {
-		lines[reason] = &logthrottle.Line{Every: refusalLogInterval}
-	}
-	return func(client net.Addr, reason string) {
-		c.counts.AuthFailed(reason)
-		if client != nil {
-			c.service.Log.Debug("a gRPC client was refused", "reason", reason, "client", client.String())
-		}
-		if skipped, isDue := lines[reason].Due(); isDue {
-			c.service.Log.Warn("a gRPC call was refused: its caller_token is missing or wrong", "reason", reason, "unlogged", skipped)
-		}
 	}
 }
 
