@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"math/rand"
 	"runtime"
@@ -58,9 +57,8 @@ func wrapDeny(store *redisstore.Store, _ *penstock.Plan) (penstock.Store, int64,
 }
 
 func wrapLease(store *redisstore.Store, limit *penstock.Plan) (penstock.Store, int64, func()) {
-	o := guard.LeaseOptions{Limits: settingsWithLease}
-	l := guard.NewLease(store, o)
-	return l, o.Excess(limit), func() { _ = l.Close(context.Background()) }
+	g := newStandard(store, guard.Options{Timeout: longTimeout, Limits: settingsWithLease, DenyCacheTTL: -1})
+	return g, guard.LeaseOptions{Limits: settingsWithLease}.Excess(limit), g.Close
 }
 
 func settingsWithLease(*penstock.Plan) guard.Settings { return guard.Settings{Lease: leaseSize} }

@@ -18,12 +18,6 @@ import (
 	"github.com/penstock/penstock/internal/panicked"
 )
 
-// HoldStats count holds of Concurrency limits that could not be returned when they ended.
-type HoldStats struct {
-	Unreturned   int64 // holds that are still to be returned now, or that a late charge may still take
-	ReturnedLate int64 // holds that the store had and that were returned later, since the start
-}
-
 const (
 	maxHolds = 1 << 16 // holds that are known; beyond that, the one charged longest ago is forgotten
 
@@ -547,11 +541,6 @@ func (s *holds) noteRetakeLocked(h *hold, b *batches.Batch, now time.Time) {
 	default:
 		s.setTaskLocked(h, toRetake, now.Add(retryPause))
 	}
-}
-
-// stats returns the current HoldStats.
-func (s *holds) stats() HoldStats {
-	return HoldStats{Unreturned: s.unreturned.Load(), ReturnedLate: s.returnedLate.Load()}
 }
 
 // close ends the work in the background. Then it tries once to do the tasks that are left.

@@ -38,7 +38,7 @@ func testHolds(t *testing.T, onFailure guard.FailureMode, test func(h *holdTest)
 		h.Guarded = standard(t, h.faulty, guard.Options{OnFailure: onFailure, OnLateReturns: func(n int) { h.reported.Add(int64(n)) }})
 		test(h)
 		h.Guarded.Close()
-		if reported, counted := h.reported.Load(), h.Stats().Holds.ReturnedLate; reported != counted {
+		if reported, counted := h.reported.Load(), h.Stats().HoldsReturnedLate; reported != counted {
 			t.Errorf("%d holds were reported as returned late; want %d, as Stats counts", reported, counted)
 		}
 	})
@@ -71,7 +71,7 @@ func (h *holdTest) used() int64 {
 
 func (h *holdTest) wantUnreturned(want int64, when string) {
 	h.Helper()
-	if got := h.Stats().Holds.Unreturned; got != want {
+	if got := h.Stats().HoldsUnreturned; got != want {
 		h.Errorf("%s, %d holds are unreturned; want %d", when, got, want)
 	}
 }
@@ -118,7 +118,7 @@ func TestHoldWhoseRefundFailsIsReturnedLater(t *testing.T) {
 			awaitRecovery()
 			h.wantUsed(1, "after the outage")
 			h.wantUnreturned(0, "after the outage")
-			if n, reported := h.Stats().Holds.ReturnedLate, h.reported.Load(); n != 1 || reported != 1 {
+			if n, reported := h.Stats().HoldsReturnedLate, h.reported.Load(); n != 1 || reported != 1 {
 				h.Errorf("%d holds were returned late, and %d were reported; want 1", n, reported)
 			}
 		})
@@ -646,7 +646,7 @@ func TestUnreturnedHoldsAreBounded(t *testing.T) {
 		h.setFault(nil)
 		time.Sleep(time.Minute)
 		h.wantUnreturned(0, "a minute after the outage")
-		if n := h.Stats().Holds.ReturnedLate; n != most {
+		if n := h.Stats().HoldsReturnedLate; n != most {
 			h.Errorf("%d holds were returned late; want %d", n, most)
 		}
 	})
@@ -756,7 +756,7 @@ func TestStoreHasTheRightHoldsAfterAnyOutage(t *testing.T) {
 			}
 			wantUsed(0, "after all holders have gone")
 			time.Sleep(10 * time.Minute)
-			if n := g.Stats().Holds.Unreturned; n != 0 {
+			if n := g.Stats().HoldsUnreturned; n != 0 {
 				t.Errorf("seed %d: %d holds are unreturned; want none", seed, n)
 			}
 		})

@@ -1,35 +1,14 @@
 package guard
 
 import (
-	"context"
 	"time"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard/internal/lease"
-	"github.com/penstock/penstock/internal/batches"
 )
 
-// LeaseOptions configure NewLease. Without Limits nothing is leased.
-type LeaseOptions struct {
-	// Limits returns the Settings of a limit. A Lease uses Settings.Lease and SplitInto. Limits is
-	// called for every decision that is not answered locally, and must not use the Lease. Default:
-	// all limits have the zero Settings.
-	Limits func(*penstock.Plan) Settings
-
-	// Life is the longest time for which drawn units may be spent. Default: 1 s.
-	Life time.Duration
-
-	// Instances returns the number of instances that share the limits now. Instances is called for
-	// every draw. Default: one.
-	Instances func() int
-
-	// MaxKeys is the largest number of keys that are leased or measured. Requests of other keys go to
-	// the store. Default: 10,000, which use up to 10 MB. Keys that were seen only once do not count.
-	MaxKeys int
-}
-
-// A Lease draws units of busy keys from the store in blocks and spends them locally. So most
-// decisions need no call to the store. A Lease is a Store around a store, and must be closed.
+// LeaseOptions configure the leases of Standard. A lease draws units of a busy key from the store in
+// blocks and spends them locally. So most decisions need no call to the store.
 //
 // A batch is leased if all its charges are Spends of the same cost, under one Key and Group,
 // without Patience, Holder and IsRefundable. Their limits must have a Settings.Lease of 2 or more,
@@ -60,7 +39,7 @@ type LeaseOptions struct {
 // several combinations under a key is leased for one of them at a time.
 //
 // Unspent units are returned after half a Life without requests, shortly before they expire, and by
-// Close. Units are returned only as far as they still count in the store. Units of a window count
+// Guarded.Close. Units are returned only as far as they still count in the store. Units of a window count
 // while the window lasts, and units of a bucket until they have drained. If a draw fails, the
 // callers that wait for it get its error. Units are kept only if they came FromStore. An instance
 // that dies loses at most a block per key.
@@ -98,16 +77,22 @@ type LeaseOptions struct {
 // stopped waiting, for example when a server hangs. The return then adds the units that it
 // restores: at most a block. Clocks that stop while the machine is suspended do not count that
 // time.
-type Lease struct {
-	door
-	engine *lease.Store
-}
+type LeaseOptions struct {
+	// Limits returns the Settings of a limit. Leases use Settings.Lease and SplitInto. Limits is
+	// called for every decision that is not answered locally, and must not use the store. Standard
+	// sets it.
+	Limits func(*penstock.Plan) Settings
 
-// NewLease puts a Lease around store.
-func NewLease(store penstock.Store, o LeaseOptions) *Lease {
-	l := &Lease{engine: lease.New(store, o.engine())}
-	l.door = batches.NewDoor(l, l.engine.Func)
-	return l
+	// Life is the longest time for which drawn units may be spent. Default: 1 s.
+	Life time.Duration
+
+	// Instances returns the number of instances that share the limits now. Instances is called for
+	// every draw. Standard sets it.
+	Instances func() int
+
+	// MaxKeys is the largest number of keys that are leased or measured. Requests of other keys go to
+	// the store. Default: 10,000, which use up to 10 MB. Keys that were seen only once do not count.
+	MaxKeys int
 }
 
 func (o LeaseOptions) engine() lease.Options {
@@ -119,20 +104,8 @@ func (o LeaseOptions) engine() lease.Options {
 	return e
 }
 
-// Decide implements penstock.Store.
-func (l *Lease) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
-	return l.engine.Decide(ctx, charges)
-}
-
-// Close returns what is leased, and waits for draws that are in flight. After Close, all batches go
-// to the store. If the context ends first, Close returns its error.
-func (l *Lease) Close(ctx context.Context) error { return l.engine.Close(ctx) }
-
-// Stats returns the counts until now.
-func (l *Lease) Stats() LeaseStats { return LeaseStats(l.engine.Stats()) }
-
 // Excess returns the number of units beyond the limit that all instances together may admit, under
-// one key and in any interval. It is n·b for a TokenBucket, and 0 for other algorithms. See Lease.
+// one key and in any interval. It is n·b for a TokenBucket, and 0 for other algorithms.
 func (o LeaseOptions) Excess(plan *penstock.Plan) int64 { return o.engine().Excess(plan) }
 
 // LeaseUtilization is the smallest fraction of traffic below a limit that is admitted with leases,
@@ -144,8 +117,6 @@ const LeaseUtilization = 0.97
 // LeaseStats count units, of all keys since the start. Drawn = Spent + Returned + Expired + Lost +
 // Live.
 type LeaseStats struct {
-	Keys     int   // keys that are leased or measured now
-	Draws    int64 // calls to the store, answered or not
 	Drawn    int64 // units that draws have brought, the same number of each limit of a batch
 	Spent    int64 // units that were spent locally
 	Returned int64 // units that were returned to the store

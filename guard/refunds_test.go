@@ -82,7 +82,7 @@ func TestSplitRefundsToTheShardsOfTheCharge(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			now := time.Unix(1_700_000_000, 0)
-			split := guard.Split(guard.SplitOptions{Limits: func(*penstock.Plan) guard.Settings { return guard.Settings{SplitInto: 4} }})
+			split := guard.Split(func(*penstock.Plan) guard.Settings { return guard.Settings{SplitInto: 4} })
 			s := &refundStore{t, split(memstore.New(memstore.Options{Now: func() time.Time { return now }})), limit.MustCompile()}
 			var open []penstock.Charge
 			for range 12 {

@@ -5,14 +5,6 @@ import (
 	"github.com/penstock/penstock/guard/internal/split"
 )
 
-// SplitOptions configure Split.
-type SplitOptions struct {
-	// Limits returns the Settings of a limit. Split uses only SplitInto. Limits is called for every
-	// charge, so it must be fast. Limits must return the same SplitInto for all limits that share Name
-	// and Group. Default: no limit is split.
-	Limits func(*penstock.Plan) Settings
-}
-
 // Split keeps a limit with Settings.SplitInto = S in S counters under S keys, the shards. So
 // several servers can share the work of one hot key. Each shard has an S-th of the limit. If the
 // units cannot be divided evenly, the first shards have one unit more. Together the shards have
@@ -76,11 +68,14 @@ type SplitOptions struct {
 // requests is not split either, because several shards would count one request. In a batch with
 // split limits, it counts a denial with one more call. If the deadline leaves no time for this
 // call, the denial is not counted.
-func Split(o SplitOptions) penstock.Decorator {
+//
+// limits is called for every charge, so it must be fast. It must return the same SplitInto for all
+// limits that share Name and Group. If it is nil, no limit is split.
+func Split(limits func(*penstock.Plan) Settings) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
-		if o.Limits == nil {
+		if limits == nil {
 			return next
 		}
-		return split.New(next, func(plan *penstock.Plan) int { return o.Limits(plan).SplitInto })
+		return split.New(next, func(plan *penstock.Plan) int { return limits(plan).SplitInto })
 	}
 }

@@ -30,7 +30,7 @@ import (
 
 // splitInto returns a guard that splits every limit into n shards.
 func splitInto(n int) penstock.Decorator {
-	return guard.Split(guard.SplitOptions{Limits: func(*penstock.Plan) guard.Settings { return guard.Settings{SplitInto: n} }})
+	return guard.Split(func(*penstock.Plan) guard.Settings { return guard.Settings{SplitInto: n} })
 }
 
 func TestLimitsThatAreNotSplitObeyTheLaw(t *testing.T) {
@@ -105,12 +105,12 @@ func TestSplitLimitsObeyTheLaw(t *testing.T) {
 			if n > 2 {
 				except = append([]string{"keys_are_independent"}, except...) // a batch of this law needs more than 64 shards
 			}
-			split := guard.Split(guard.SplitOptions{Limits: func(l *penstock.Plan) (s guard.Settings) {
+			split := guard.Split(func(l *penstock.Plan) (s guard.Settings) {
 				if l.Algorithm() != penstock.Concurrency {
 					s.SplitInto = n
 				}
 				return s
-			}})
+			})
 			checkLawsExcept(t, func() penstock.Store { return withExactRemaining(split(memstore.New(memstore.Options{}))) }, except...)
 		})
 	}
@@ -121,12 +121,12 @@ func TestSplitSlotsObeyTheLaw(t *testing.T) {
 	for _, n := range []int{2, 3, 7} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			t.Parallel()
-			split := guard.Split(guard.SplitOptions{Limits: func(l *penstock.Plan) (s guard.Settings) {
+			split := guard.Split(func(l *penstock.Plan) (s guard.Settings) {
 				if l.Algorithm() == penstock.Concurrency {
 					s.SplitInto = n
 				}
 				return s
-			}})
+			})
 			// The excepted laws have holds of more slots than a shard has, or holds that change their cost.
 			except := append([]string{"peek_changes", "concurrent_charges", "a_hold_is_acquired", "a_charge_has", "keys_are_independent"}, brokenLaws...)
 			checkLawsExcept(t, func() penstock.Store { return withExactRemaining(split(memstore.New(memstore.Options{}))) }, except...)
@@ -143,12 +143,12 @@ func TestSplitLimitsOnRedisObeyTheLaw(t *testing.T) {
 	}
 	t.Cleanup(func() { redis.Close() })
 	checkLawsExcept(t, func() penstock.Store {
-		return withExactRemaining(guard.Split(guard.SplitOptions{Limits: func(l *penstock.Plan) (s guard.Settings) {
+		return withExactRemaining(guard.Split(func(l *penstock.Plan) (s guard.Settings) {
 			if l.Algorithm() != penstock.Concurrency {
 				s.SplitInto = 2
 			}
 			return s
-		}})(redis))
+		})(redis))
 	}, brokenLaws...)
 }
 
@@ -525,7 +525,7 @@ func TestFirstShardOfAHoldIsThatOfTheHashOfItsHolder(t *testing.T) {
 func TestBatchIsRetriedOnlyIfASplitLimitDeniesIt(t *testing.T) {
 	for range 20 { // because shards are chosen at random
 		store := &firstKeyStore{next: newClock().memory()}
-		split := guard.Split(guard.SplitOptions{Limits: settings(map[string]guard.Settings{"hot": {SplitInto: 4}, "hot-2": {SplitInto: 3}})})(store)
+		split := guard.Split(settings(map[string]guard.Settings{"hot": {SplitInto: 4}, "hot-2": {SplitInto: 3}}))(store)
 		year := 365 * 24 * time.Hour
 		hot := penstock.Charge{Key: "all", Cost: 1, Plan: compiled(t, penstock.Limit{Name: "hot", Count: 6, Period: year})}
 		hot2 := penstock.Charge{Key: "all", Cost: 1, Plan: compiled(t, penstock.Limit{Name: "hot-2", Count: 8, Period: year})}

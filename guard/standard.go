@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard/internal/deadline"
+	"github.com/penstock/penstock/guard/internal/lease"
 	"github.com/penstock/penstock/internal/batches"
 )
 
@@ -78,7 +79,7 @@ type Guarded struct {
 	limits       func(*penstock.Plan) Settings // Options.Limits
 	counter      *instanceCounter              // nil without a Server
 	deny         *denyCache                    // nil if denials are not cached
-	lease        *Lease                        // nil without Options.Limits
+	lease        *lease.Store                  // nil without Options.Limits
 	fallback     *fallback
 	holds        *holds
 	breaker      *breaker
@@ -136,7 +137,7 @@ func Standard(store penstock.Store, o Options) (*Guarded, error) {
 		g.withFallback(FallbackOptions{OnFailure: o.OnFailure, Limits: o.Limits, Instances: g.Instances}),
 		onStoreError(o.OnStoreError),
 		g.holds.around(deadlines),
-		Split(SplitOptions{Limits: o.Limits}),
+		Split(o.Limits),
 		g.withBreaker(o.Breaker),
 		o.Timeout.timeout(deadlines),
 	)
@@ -158,13 +159,13 @@ func (g *Guarded) withDenyCache(o DenyOptions, deadlines *deadline.Set) penstock
 	}
 }
 
-// withLease adds a Lease if limits may have Settings.
+// withLease adds leases if limits may have Settings.
 func (g *Guarded) withLease(o LeaseOptions, deadlines *deadline.Set) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
 		if o.Limits == nil {
 			return next
 		}
-		g.lease = NewLease(deadlines.Within(next), o) // each draw has its own deadline
+		g.lease = lease.New(deadlines.Within(next), o.engine()) // each draw has its own deadline
 		return g.lease
 	}
 }
@@ -203,7 +204,10 @@ func (g *Guarded) Instances() int {
 type Stats struct {
 	DenyCacheEntries int64 // cached denials, including those that have ended
 	Lease            LeaseStats
-	Holds            HoldStats
+
+	// Holds of Concurrency limits that could not be returned when they ended.
+	HoldsUnreturned   int64 // are still to be returned now, or a late charge may still take them
+	HoldsReturnedLate int64 // were in the store, and were returned later, since the start
 
 	// Breakers has the state of each node's breaker, for the nodes that were called in about the last
 	// minute. The node "" is there from the start, and is removed like the others.
@@ -233,12 +237,13 @@ func SettingsOf(store penstock.Store) func(*penstock.Plan) Settings {
 // Stats returns the current Stats. The call visits every leased key, so do not call it for every
 // request.
 func (g *Guarded) Stats() Stats {
-	s := Stats{Holds: g.holds.stats(), Breakers: g.breaker.states()}
+	s := Stats{HoldsUnreturned: g.holds.unreturned.Load(), HoldsReturnedLate: g.holds.returnedLate.Load(), Breakers: g.breaker.states()}
 	if g.deny != nil {
 		s.DenyCacheEntries = g.deny.table.entries.Load()
 	}
 	if g.lease != nil {
-		s.Lease = g.lease.Stats()
+		l := g.lease.Stats()
+		s.Lease = LeaseStats{Drawn: l.Drawn, Spent: l.Spent, Returned: l.Returned, Expired: l.Expired, Lost: l.Lost, Live: l.Live}
 	}
 	return s
 }

@@ -42,9 +42,7 @@ func TestStoresOfThisModuleDecideLists(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer redisGuarded.Close()
-	lease := guard.NewLease(memory, guard.LeaseOptions{})
-	defer lease.Close(t.Context())
-	for _, store := range []penstock.Store{memory, guarded, redis, redisGuarded, lease, guard.Deny(guard.DenyOptions{})(memory), batches.Of(memory)} {
+	for _, store := range []penstock.Store{memory, guarded, redis, redisGuarded, guard.Deny(guard.DenyOptions{})(memory), batches.Of(memory)} {
 		if batches.Find(store) == nil {
 			t.Errorf("%T has only Decide; want that it decides lists", store)
 		}

@@ -201,8 +201,8 @@ func (m *Metrics) reportGuards(to metric.Observer, g *observe.Guards, report fun
 		} {
 			report(m.instruments.leaseUnits, uint64(n), attribute.String("ratelimit.lease.fate", fate))
 		}
-		report(m.instruments.holdsUnreturned, uint64(stats.Holds.Unreturned))
-		report(m.instruments.holdsReturnedLate, uint64(stats.Holds.ReturnedLate))
+		report(m.instruments.holdsUnreturned, uint64(stats.HoldsUnreturned))
+		report(m.instruments.holdsReturnedLate, uint64(stats.HoldsReturnedLate))
 	}
 	if g.Instances != nil {
 		report(m.instruments.instances, uint64(g.Instances()))

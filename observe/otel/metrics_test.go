@@ -142,7 +142,7 @@ func TestGuardsAreExportedAsMetrics(t *testing.T) {
 	r.SetGuards(observe.Guards{
 		Stats: func() guard.Stats {
 			return guard.Stats{
-				DenyCacheEntries: 12, Lease: guard.LeaseStats{Drawn: 100, Spent: 60}, Holds: guard.HoldStats{Unreturned: 8, ReturnedLate: 9},
+				DenyCacheEntries: 12, Lease: guard.LeaseStats{Drawn: 100, Spent: 60}, HoldsUnreturned: 8, HoldsReturnedLate: 9,
 				Breakers: map[string]guard.State{"": guard.StateClosed, "10.0.0.1:6379": guard.StateOpen},
 			}
 		},

@@ -143,8 +143,8 @@ func collectGuards(s samples, g *observe.Guards) {
 		s.counter(leaseUnitsDesc, uint64(stats.Lease.Returned), "returned")
 		s.counter(leaseUnitsDesc, uint64(stats.Lease.Expired), "expired")
 		s.counter(leaseUnitsDesc, uint64(stats.Lease.Lost), "lost")
-		s.gauge(holdsUnreturnedDesc, int(stats.Holds.Unreturned))
-		s.counter(holdsReturnedDesc, uint64(stats.Holds.ReturnedLate))
+		s.gauge(holdsUnreturnedDesc, int(stats.HoldsUnreturned))
+		s.counter(holdsReturnedDesc, uint64(stats.HoldsReturnedLate))
 	}
 	if g.Instances != nil {
 		s.gauge(instancesDesc, g.Instances())

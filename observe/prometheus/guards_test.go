@@ -16,8 +16,8 @@ var someGuards = observe.Guards{
 		return guard.Stats{
 			DenyCacheEntries: 12,
 			Lease:            guard.LeaseStats{Drawn: 100, Spent: 60, Returned: 20, Expired: 10, Lost: 5, Live: 5},
-			Holds:            guard.HoldStats{Unreturned: 8, ReturnedLate: 9},
-			Breakers:         map[string]guard.State{"": guard.StateClosed, "10.0.0.1:6379": guard.StateOpen, "10.0.0.2:6379": guard.StateHalfOpen},
+			HoldsUnreturned:  8, HoldsReturnedLate: 9,
+			Breakers: map[string]guard.State{"": guard.StateClosed, "10.0.0.1:6379": guard.StateOpen, "10.0.0.2:6379": guard.StateHalfOpen},
 		}
 	},
 	Instances:  func() int { return 4 },

@@ -104,7 +104,7 @@ func (e *explainCommand) run(c *cobra.Command, target string) error {
 	}
 	var storeErr error
 	if store != nil {
-		split := penstock.Wrap(store, guard.Split(guard.SplitOptions{Limits: rules.Settings})) // as serve does
+		split := penstock.Wrap(store, guard.Split(rules.Settings)) // as serve does
 		if err := report.Peek(ctx, split, charges); err != nil {
 			reader := &keylimits.Reader{Store: split, URL: e.store, Options: options}
 			err = cmp.Or(readCorrupt(ctx, reader, rules, report), err)

@@ -287,7 +287,7 @@ func newKeyStore(s settings.Settings, p *policyfile.Policy, key, rule string) (*
 	if k.redis, err = redisstore.Open(s.Store, options); err != nil {
 		return nil, withStatus(exitUsage, err)
 	}
-	split := penstock.Wrap(k.redis, guard.Split(guard.SplitOptions{Limits: rules.Settings})) // as serve does
+	split := penstock.Wrap(k.redis, guard.Split(rules.Settings)) // as serve does
 	k.store = penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 		defer cancel()

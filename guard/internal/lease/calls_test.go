@@ -237,7 +237,7 @@ func TestCallerWhoHasLeftSpendsNothing(t *testing.T) {
 		l, k, p := newLeaseOf(&recorder{})
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		for name, decide := range map[string]penstock.Store{"Decide": l, "a list": l.Func} {
+		for name, decide := range map[string]penstock.Store{"Decide": l, "a list": batches.Func(l.decide)} {
 			if d, err := decide.Decide(ctx, spend(1, p.limits[0].plan)); err != context.Canceled || k.counts.spent != 0 {
 				t.Errorf("%s of a caller who has left: %+v, %v, and %d units are spent; want context.Canceled, and 0", name, d, err, k.counts.spent)
 			}

@@ -1,4 +1,4 @@
-// Package lease is the engine of guard.Lease: it draws units of busy keys in blocks.
+// Package lease draws units of busy keys in blocks.
 package lease
 
 import (
@@ -31,9 +31,9 @@ type Options struct {
 	MaxKeys int
 }
 
-// A Store draws units in blocks and spends them locally. See guard.Lease.
+// A Store draws units in blocks and spends them locally. See guard.LeaseOptions.
 type Store struct {
-	batches.Func
+	batches.Door
 	options  Options
 	next     batches.Func
 	several  batches.Func // decides lists of several batches
@@ -92,7 +92,7 @@ func New(store penstock.Store, o Options) *Store {
 	for i := range l.stripes {
 		l.stripes[i].keys = make(map[keyName]*leasedKey)
 	}
-	l.Func, l.several = l.decide, batches.Apart(l.isApart, l.decide, l.next)
+	l.Door, l.several = batches.NewDoor(l, l.decide), batches.Apart(l.isApart, l.decide, l.next)
 	return l
 }
 
@@ -206,11 +206,12 @@ func (l *Store) Close(ctx context.Context) error {
 // closeConcurrency is the largest number of refunds that Close has in flight.
 const closeConcurrency = 32
 
-// Stats are guard.LeaseStats, which documents the fields. The two are separate types, because the
-// documentation of guard would not show the fields of an internal one.
+// Stats count units, as guard.LeaseStats does.
 type Stats struct {
-	Keys                                               int
-	Draws, Drawn, Spent, Returned, Expired, Lost, Live int64
+	Keys  int   // keys that are leased or measured now
+	Draws int64 // calls to the store, answered or not
+
+	Drawn, Spent, Returned, Expired, Lost, Live int64
 }
 
 // Stats returns the counts until now. It reads the counts again if a key was removed while it read
@@ -248,7 +249,7 @@ func (l *Store) stats() (s Stats, removedBefore int64) {
 
 // Excess returns the number of units beyond the limit that all instances may admit together, under
 // one key and in any interval. For a TokenBucket that is the largest block times the number of
-// instances. For other algorithms it is 0. See guard.Lease.
+// instances. For other algorithms it is 0. See guard.LeaseOptions.
 func (o Options) Excess(plan *penstock.Plan) int64 {
 	if plan.Algorithm().Decay() != algorithm.DecayContinuous { // units of a window are spent in that window, or lost
 		return 0

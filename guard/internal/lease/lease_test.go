@@ -186,7 +186,7 @@ func TestListsOfALease(t *testing.T) {
 		}
 		decide := func(list ...*batches.Batch) []int {
 			lists = nil
-			l.Func(t.Context(), list)
+			l.decide(t.Context(), list)
 			for i, b := range list {
 				if b.Err != nil || !b.Decision.Allowed || b.Decision.Len() != 1 {
 					t.Errorf("batch %d of %d: %+v, %v; want it allowed", i, len(list), b.Decision, b.Err)

@@ -337,7 +337,7 @@ func TestHolderThatChangesTheInstanceKeepsItsSlot(t *testing.T) {
 			t.Helper()
 			isReplyLost.Store(false)
 			time.Sleep(time.Minute / 2)
-			if n, unreturned := second.left(check, "jobs.in-flight"), guarded.Stats().Holds.Unreturned; n != want || unreturned != 0 {
+			if n, unreturned := second.left(check, "jobs.in-flight"), guarded.Stats().HoldsUnreturned; n != want || unreturned != 0 {
 				t.Errorf("%s: %d of 2 slots are free and %d are unreturned; want %d and none", when, n, unreturned, want)
 			}
 		}

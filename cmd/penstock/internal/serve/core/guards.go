@@ -50,7 +50,7 @@ func (c *Core) makeReads() penstock.Store {
 		return c.backend.Store
 	}
 	redis := penstock.Wrap(c.scripts.around(c.scripts.Store),
-		guard.Split(guard.SplitOptions{Limits: c.LimitSettings}),
+		guard.Split(c.LimitSettings),
 		guard.Timeout(guard.TimeoutOptions{After: c.Settings.StoreTimeout}))
 	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		d, err := redis.Decide(ctx, charges)
