@@ -325,59 +325,6 @@ type unknownSize struct{ attributes }
 
 func (unknownSize) BodySize() int64 { return -1 }
 
-func TestCancelRefundsOnlyWhatStillCounts(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c, seen := memoryControllerOf(t, `
-rules:
-  - name: a
-    per: global
-    limits:
-      - {name: bucket, rate: 60/min, headers: true}
-      - {name: window, rate: 60/min, algorithm: fixed-window, headers: true}
-      - {name: failed, rate: 60/h, on_status: [401], headers: true}
-      - {name: slots, in_flight: 60, candidate: {in_flight: 1}, headers: true}
-`)
-		admit := func() (*admission.Admission, []int64) {
-			a, outcome, _ := c.Admit(t.Context(), admission.Request{Attributes: attributes{}, RequestOptions: admission.RequestOptions{IsRefundable: true}})
-			if outcome != admission.Allowed {
-				t.Fatalf("a request is %v; want allowed", outcome)
-			}
-			var left []int64
-			for _, s := range a.AppendVisible(nil) {
-				left = append(left, s.Status.Remaining)
-			}
-			return a, left
-		}
-		for _, age := range []time.Duration{0, time.Minute} {
-			a, _ := admit()
-			time.Sleep(age)
-			a.Cancel()
-			next, left := admit()
-			want := []int64{59, 59, 59, 59} // only the next request counts
-			if !slices.Equal(left, want) {
-				t.Errorf("a request was canceled after %v: %v units are left after the next request; want %v", age, left, want)
-			}
-			next.Cancel()
-			next.Cancel() // a second time changes nothing
-		}
-		if slices.Contains(seen.takeOutcomes(), admission.ShadowDenied) {
-			t.Error("a candidate would deny a request; want none, because each of its slots is returned")
-		}
-		// The window of the first charge is over, so a refund would return units of the second.
-		first, _ := admit()
-		time.Sleep(time.Minute)
-		second, _ := admit()
-		first.Cancel()
-		if third, left := admit(); left[0] != 58 || left[1] != 58 {
-			t.Errorf("after a request of the last minute was canceled, %v units are left; want 58 of the first two limits", left)
-		} else {
-			third.Cancel()
-		}
-		second.Cancel()
-		synctest.Wait()
-	})
-}
-
 func TestRefundByStatusComesBeforeDone(t *testing.T) {
 	c, _ := memoryControllerOf(t, "rules: [{name: a, per: global, limits: [{rate: 1/h, on_status: [401]}]}]")
 	admit := func() (*admission.Admission, admission.Outcome) {

@@ -101,7 +101,7 @@ func unknownLimit(rules *policy.Rules, settings func(*penstock.Plan) guard.Setti
 			if s.OnFailure == guard.FailLocal { // the usual default
 				s.OnFailure = guard.FailDefault
 			}
-			if !l.Shadow && s != (guard.Settings{}) && settings(l.LastVariant()) == (guard.Settings{}) {
+			if !l.Shadow && s != (guard.Settings{}) && settings(l.Variants[0]) == (guard.Settings{}) {
 				return rule.Name + "." + l.Name
 			}
 		}
@@ -192,13 +192,12 @@ type ExplicitCharges struct {
 // RequestOptions are options of requests of all kinds. The zero value is useful.
 type RequestOptions struct {
 	// IdempotencyKey makes repeats of the request free. After the request is granted, a request
-	// with the same IdempotencyKey and the same charges is admitted and charges nothing, for the
-	// time IdempotencyWindow. A request with an IdempotencyKey never waits, and may have at most 63
-	// charges. A repeat is charged again in three cases. The store gave no answer to one of the two
+	// with the same IdempotencyKey and the same charges is admitted and charges nothing, for ten
+	// minutes. A request with an IdempotencyKey never waits, and may have at most 63 charges. A repeat is charged again in three cases. The store gave no answer to one of the two
 	// requests, or the store has lost its data, or an error interrupted a batch over several
 	// servers of a Cluster. Rules with before_auth, new_identities and shadows count repeats too.
-	// Repeats are free, so the IdempotencyKey must not come from the client that is limited. After
-	// Cancel, the next request with the IdempotencyKey is charged. Default: none.
+	// Repeats are free, so the IdempotencyKey must not come from the client that is limited.
+	// Default: none.
 	IdempotencyKey string
 
 	// Settleable makes a request with an IdempotencyKey a reservation, whose charges the caller
@@ -225,7 +224,7 @@ type RequestOptions struct {
 	// would have to wait is denied.
 	Peek bool
 
-	// IsRefundable means that Cancel or TakeGrants may return all charges of the request. The store
+	// IsRefundable means that TakeGrants may return all charges of the request. The store
 	// then remembers when they were made. Default: it does so for requests that may wait, and for
 	// limits with on_status or a true cost.
 	IsRefundable bool
@@ -238,7 +237,7 @@ type RequestOptions struct {
 // Admit decides a request by the rules that apply to it. If the request has to wait, Admit returns
 // at its turn, or when ctx ends.
 //
-// The Admission is never nil. Its Done or Cancel must be called, whatever the outcome is. If the
+// The Admission is never nil. Its Done must be called, whatever the outcome is. If the
 // outcome is Malformed, the error wraps penstock.ErrInvalid, and contains nothing that the client
 // sent. If the outcome is Abandoned, the error is the cause of ctx. For all other outcomes the
 // error is nil.

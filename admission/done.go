@@ -32,21 +32,6 @@ func (a *Admission) Done(r Result) {
 	}
 }
 
-// Cancel ends the Admission of a request that is not served after all. Call it in place of Done. It
-// returns slots, and refunds charges exactly, as if they had never been made:
-//
-//   - For a request with IsRefundable, or one that could wait, it refunds all charges.
-//   - For any other request, it refunds the charges of limits with on_status or a true cost.
-//   - Charges of rules with before_auth are not refunded.
-//   - For a repeat, nothing is refunded, because the first request made its charges.
-func (a *Admission) Cancel() {
-	if a.scratch != nil && !a.isRejected && a.isLimited && !a.isRepeat {
-		a.dropGrants(a.evaluation.Limits)
-		a.returnAll()
-	}
-	a.Done(Result{})
-}
-
 // TakeGrants returns the charges of enforced limits that the store has made. From then on, the
 // caller corrects these charges, by Corrections or Refunds, and renews the slots, by charging them
 // again. Done and the Controller no longer do this. If the store gave no answer and this process
@@ -73,24 +58,4 @@ func (a *Admission) TakeGrants() (taken []Grant) {
 		}
 	}
 	return taken
-}
-
-// returnAll returns the slots of enforced limits, and refunds their charges.
-func (a *Admission) returnAll() {
-	var all corrections
-	for i, c := range a.evaluation.Charges {
-		isCounted := !isNotCounted(a.evaluation.Limits[i], a.decision.Source)
-		c.Receipt = a.decision.Status(i).Receipt
-		refund, isPossible := refundOf(c)
-		if isSlot(&c) || isCounted && isPossible {
-			all.add(refund, a.decision.Source)
-		}
-	}
-	if a.sharedName != "" {
-		if once, err := a.onceCharge(a.evaluation.Charges[0].Key); err == nil {
-			once.Mode = penstock.Reset // so that a repeat is charged
-			all.add(once, a.decision.Source)
-		}
-	}
-	a.correct(all)
 }

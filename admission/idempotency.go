@@ -12,13 +12,15 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/panicked"
+	"github.com/penstock/penstock/internal/reserved"
 	"github.com/penstock/penstock/policy"
 )
 
-// IdempotencyWindow is the least time for which repeats of a request with an IdempotencyKey are
+// idempotencyWindow is the least time for which repeats of a request with an IdempotencyKey are
 // free. For a reservation, it is RequestOptions.Settleable if that is longer.
-const IdempotencyWindow = 10 * time.Minute
+const idempotencyWindow = 10 * time.Minute
 
 // MaxIdempotencyKey is the length of the longest IdempotencyKey, in bytes.
 const MaxIdempotencyKey = 512
@@ -30,8 +32,8 @@ var (
 )
 
 // onceLimit is the limit of the charges that an IdempotencyKey adds to a batch. Clients do not see
-// it.
-var onceLimit = &policy.Limit{Rule: &policy.Rule{}, Guard: policy.OnceSettings, Key: policy.Global()}
+// it. It fails as policy.Rules.Settings says of its group.
+var onceLimit = &policy.Limit{Rule: &policy.Rule{}, Guard: guard.Settings{OnFailure: guard.FailOpen}, Key: policy.Global()}
 
 // Names of the charges that an IdempotencyKey adds. They are charged under the key of the request's
 // first charge.
@@ -43,7 +45,7 @@ const (
 // idempotencyCharge returns one of the charges of an IdempotencyKey. It can be made once in the
 // period.
 func idempotencyCharge(sharedName, name, key string, period time.Duration) (penstock.Charge, error) {
-	plan, err := penstock.Limit{Group: policy.OnceGroup + sharedName, Name: name, Count: 1, Period: period, Burst: 1}.Compile()
+	plan, err := penstock.Limit{Group: reserved.Once + sharedName, Name: name, Count: 1, Period: period, Burst: 1}.Compile()
 	return penstock.Charge{Key: key, Plan: plan, Cost: 1}, err
 }
 
@@ -104,7 +106,7 @@ func (r *idempotency) addOnceCharges(v *policy.Evaluation, o *RequestOptions) er
 		// The charge "once" denies repeats, which must be free.
 		v.Charges[i].IsFreeIfDenied = true
 	}
-	r.sharedName, r.window = digest(o.IdempotencyKey, v.Charges), max(IdempotencyWindow, o.Settleable)
+	r.sharedName, r.window = digest(o.IdempotencyKey, v.Charges), max(idempotencyWindow, o.Settleable)
 	key := v.Charges[0].Key
 	once, err := r.onceCharge(key)
 	if err != nil {

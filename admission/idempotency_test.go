@@ -111,46 +111,6 @@ func TestALongIDIsMalformed(t *testing.T) {
 	a.Done(admission.Result{})
 }
 
-func TestCanceledRepeatRefundsNothing(t *testing.T) {
-	c := onceController(t, memstore.New(memstore.Options{}))
-	admit := func(id string) *admission.Admission {
-		t.Helper()
-		a, outcome, err := c.AdmitRule(t.Context(), admission.RuleCall{Rule: "search", Key: "user:1", Cost: 1, RequestOptions: admission.RequestOptions{IdempotencyKey: id}})
-		if outcome != admission.Allowed || err != nil {
-			t.Fatalf("the request %q is %v, error %v; want it allowed", id, outcome, err)
-		}
-		return a
-	}
-	admit("a").Done(admission.Result{})
-	repeat := admit("a")
-	repeat.Cancel()
-	if !repeat.IsRepeat() {
-		t.Error("the second request is no repeat; want one")
-	}
-	d, _ := admit("b").Decision()
-	if left := d.Status(0).Remaining; left != 1 {
-		t.Errorf("after a canceled repeat and another request, %d of 3 units are left; want 1", left)
-	}
-}
-
-// A repeat after Cancel would be free for ever, because nothing is charged for the first request
-// any more.
-func TestCanceledRequestIsChargedWhenRepeated(t *testing.T) {
-	c := onceController(t, memstore.New(memstore.Options{}))
-	request := admission.RuleCall{Rule: "search", Key: "user:1", Cost: 3, RequestOptions: admission.RequestOptions{IdempotencyKey: "a", IsRefundable: true}}
-	for i := range 5 {
-		a, outcome, err := c.AdmitRule(t.Context(), request)
-		if outcome != admission.Allowed || err != nil || a.IsRepeat() {
-			t.Fatalf("call %d is %v, error %v, IsRepeat %t; want it allowed and charged", i, outcome, err, a.IsRepeat())
-		}
-		a.Cancel()
-	}
-	a, _, _ := c.AdmitRule(t.Context(), request)
-	if d, _ := a.Decision(); d.Status(0).Remaining != 0 || d.Status(1).Remaining != 6 {
-		t.Errorf("after canceled requests, a request leaves %v; want 0 and 6 units", d)
-	}
-}
-
 // Done of a repeat would refund the same charge again.
 func TestDoneOfARepeatCorrectsNothing(t *testing.T) {
 	c := grantController(t, memstore.New(memstore.Options{}))

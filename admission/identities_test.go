@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/reserved"
 	"github.com/penstock/penstock/internal/testing/effort"
 	"github.com/penstock/penstock/policy"
 )
@@ -19,7 +20,7 @@ import (
 func TestKnownIdentitiesAreBounded(t *testing.T) {
 	effort.SkipUnderRace(t)
 	s := newIdentities(nil)
-	plan, err := penstock.Limit{Name: policy.NewIdentities, Group: "a", Algorithm: penstock.TokenBucket, Count: 1 << 30, Period: time.Second}.Compile()
+	plan, err := penstock.Limit{Name: reserved.NewIdentities, Group: "a", Algorithm: penstock.TokenBucket, Count: 1 << 30, Period: time.Second}.Compile()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,7 +38,7 @@ func TestKnownIdentitiesAreBounded(t *testing.T) {
 	if young, old := countGenerations(s); young > maxIdentities || old != maxIdentities {
 		t.Errorf("%d young and %d old identities are known; want at most %d young and exactly %[3]d old", young, old, maxIdentities)
 	}
-	onePerHour, err := penstock.Limit{Name: policy.NewIdentities, Group: "b", Algorithm: penstock.TokenBucket, Count: 1, Period: time.Hour}.Compile()
+	onePerHour, err := penstock.Limit{Name: reserved.NewIdentities, Group: "b", Algorithm: penstock.TokenBucket, Count: 1, Period: time.Hour}.Compile()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +100,7 @@ func TestRacingIdentitiesAreCountedOnce(t *testing.T) {
 		room       = 250 // identities until a new generation begins
 	)
 	s := newIdentities(nil)
-	plan, err := penstock.Limit{Name: policy.NewIdentities, Group: "a", Algorithm: penstock.TokenBucket, Count: mayBeNew, Period: 1000 * time.Hour}.Compile()
+	plan, err := penstock.Limit{Name: reserved.NewIdentities, Group: "a", Algorithm: penstock.TokenBucket, Count: mayBeNew, Period: 1000 * time.Hour}.Compile()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -136,7 +137,7 @@ func TestRacingIdentitiesAreCountedOnce(t *testing.T) {
 
 func BenchmarkKnownIdentity(b *testing.B) {
 	s := newIdentities(nil)
-	plan, err := penstock.Limit{Name: policy.NewIdentities, Group: "a", Algorithm: penstock.TokenBucket, Count: 1 << 30, Period: time.Second}.Compile()
+	plan, err := penstock.Limit{Name: reserved.NewIdentities, Group: "a", Algorithm: penstock.TokenBucket, Count: 1 << 30, Period: time.Second}.Compile()
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -86,7 +86,6 @@ func TestActualCostOfALongRequestIsExact(t *testing.T) {
 func TestLateRefundReturnsNoRefilledTokens(t *testing.T) {
 	const rules = `rules: [{name: tokens, per: {user: header X-User}, limits: [{rate: 50/s, burst: 100, on_status: [401], cost: {units: 1, actual: X-Tokens}}]}]`
 	for name, end := range map[string]func(a *admission.Admission){
-		"Cancel":         func(a *admission.Admission) { a.Cancel() },
 		"on_status":      func(a *admission.Admission) { a.Done(admission.Result{Status: 200}) },
 		"RefundByStatus": func(a *admission.Admission) { a.RefundByStatus(200); a.Done(admission.Result{}) },
 		"Settle":         func(a *admission.Admission) { _ = a.Settle(0); a.Done(admission.Result{}) },

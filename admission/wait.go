@@ -12,7 +12,7 @@ import (
 // slot is lost, or the context ends, wait refunds all that was charged for the request.
 func (a *Admission) wait(delay, latency time.Duration) (Outcome, error) {
 	c := a.controller
-	if c.waiting.Add(1) > int64(a.options.Rules.MaxWaiting()) {
+	if c.waiting.Add(1) > int64(a.options.Rules.Spec().MaxWaiting) {
 		c.waiting.Add(-1)
 		return a.denyWaiting(delay, latency, isQueued), nil
 	}
@@ -61,9 +61,19 @@ func isQueued(_ *penstock.Charge, s penstock.Status) bool { return s.Wait > 0 }
 // takesSlot reports whether a charge takes a slot.
 func takesSlot(c *penstock.Charge, _ penstock.Status) bool { return isSlot(c) }
 
-// returnWaiting returns all that was charged for a request that should have waited.
+// returnWaiting returns all that was charged for a request that should have waited: the slots of
+// enforced limits, and the units.
 func (a *Admission) returnWaiting() {
 	a.renewal.stop()
 	a.grants = nil
-	a.returnAll()
+	var all corrections
+	for i, c := range a.evaluation.Charges {
+		isCounted := !isNotCounted(a.evaluation.Limits[i], a.decision.Source)
+		c.Receipt = a.decision.Status(i).Receipt
+		refund, isPossible := refundOf(c)
+		if isSlot(&c) || isCounted && isPossible {
+			all.add(refund, a.decision.Source)
+		}
+	}
+	a.correct(all)
 }

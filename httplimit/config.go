@@ -126,7 +126,7 @@ func (c *Config) setDefaults() {
 	}
 	c.Reset = cmp.Or(c.Reset, "epoch")
 	c.ResetUntil = cmp.Or(c.ResetUntil, "next")
-	c.MaxWaiting = cmp.Or(c.MaxWaiting, policy.DefaultMaxWaiting)
+	c.MaxWaiting = cmp.Or(c.MaxWaiting, fieldvalues.DefaultMaxWaiting)
 	c.Denied.Status = cmp.Or(c.Denied.Status, http.StatusTooManyRequests)
 	c.Denied.Body = cmp.Or(c.Denied.Body, "problem")
 	if c.Denied.isTemplate() {

@@ -161,7 +161,7 @@ func compile(rules *policy.Rules) (*compiledRules, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &compiledRules{rules: rules, paths: rules.Paths(), deniedStatus: config.Denied.Status, policies: quotaheaders.PoliciesOf(rules)}
+	c := &compiledRules{rules: rules, paths: rules.Spec().Paths, deniedStatus: config.Denied.Status, policies: quotaheaders.PoliciesOf(rules)}
 	c.headers = quotaheaders.New(quotaheaders.Settings{
 		Dialects:         config.Headers,
 		IsResetInSeconds: config.Reset == "seconds",

@@ -262,8 +262,8 @@ func explainAmbiguousToken(text string) string {
 	switch {
 	case text == "":
 		return "has no token after Bearer"
-	case len(text) > MaxTokenLength:
-		return fmt.Sprintf("has a token of more than %d bytes", MaxTokenLength)
+	case len(text) > syntax.MaxToken:
+		return fmt.Sprintf("has a token of more than %d bytes", syntax.MaxToken)
 	case strings.ContainsFunc(strings.TrimRight(text, "="), isOutsideBearer):
 		return "has characters that no token has"
 	case dots < dotsIfSigned:

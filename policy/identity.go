@@ -231,14 +231,11 @@ func (id *Identity) canBeInvented() bool {
 	return false
 }
 
-// MaxValue is the length of the longest value in a key, in bytes. Longer values are hashed.
-const MaxValue = 128
-
 // escape writes a value so that different values have different texts, and no text looks like
 // several values. escape writes %XX for '%', ',', '#', spaces, control and non-ASCII characters. A
 // long value becomes '#' and its SHA-256.
 func escape(value string) string {
-	if len(value) > MaxValue {
+	if len(value) > syntax.MaxKeyValue {
 		sum := sha256.Sum256([]byte(value))
 		return "#" + hex.EncodeToString(sum[:])
 	}

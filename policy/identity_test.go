@@ -3,11 +3,13 @@ package policy
 import (
 	"strings"
 	"testing"
+
+	"github.com/penstock/penstock/internal/syntax"
 )
 
 // Different values have different escaped forms, and no escaped form has a separator of values.
 func FuzzEscape(f *testing.F) {
-	long := strings.Repeat("x", MaxValue+1)
+	long := strings.Repeat("x", syntax.MaxKeyValue+1)
 	for _, value := range []string{"", "a", "a,b", "%2C", "#", "é", "\xff", "a b", "key:a", long, long + ",", escape(long), escape(long)[1:]} {
 		f.Add(value, "a")
 		f.Add("%2C", value)
@@ -26,8 +28,8 @@ func FuzzEscape(f *testing.F) {
 				t.Fatalf("%q is escaped as %q, which has the byte %q; want printable ASCII without spaces", a, escapedA, c)
 			}
 		}
-		if len(escapedA) > 3*MaxValue || a != "" && escapedA == "" {
-			t.Fatalf("%q is escaped in %d bytes; want 1 to %d", a, len(escapedA), 3*MaxValue)
+		if len(escapedA) > 3*syntax.MaxKeyValue || a != "" && escapedA == "" {
+			t.Fatalf("%q is escaped in %d bytes; want 1 to %d", a, len(escapedA), 3*syntax.MaxKeyValue)
 		}
 	})
 }

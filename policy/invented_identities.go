@@ -6,9 +6,6 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// NewIdentities is the name of the limit of a rule's new_identities, in metrics and responses.
-const NewIdentities = "new-identities"
-
 // An InventedIdentity is an identity that the client may have invented, such as the value of a
 // header, in a rule with new_identities. The caller of Evaluate must find out whether the identity
 // is new. For a new one the caller must charge Limit once, under the key Address.

@@ -83,8 +83,8 @@ func (l *Limit) checkNamed() error {
 	return nil
 }
 
-// LastVariant returns the plan of the last tier, which EvaluateRule uses.
-func (l *Limit) LastVariant() *penstock.Plan { return l.Variants[len(l.Variants)-1] }
+// lastVariant returns the plan of the last tier, which EvaluateRule uses.
+func (l *Limit) lastVariant() *penstock.Plan { return l.Variants[len(l.Variants)-1] }
 
 // statedCharge returns the charge for a limit, with the key and the cost that the caller states.
 func (q *request) statedCharge(l *Limit) penstock.Charge {
@@ -92,7 +92,7 @@ func (q *request) statedCharge(l *Limit) penstock.Charge {
 	if l.Key.Global {
 		key = syntax.GlobalKey
 	}
-	return penstock.Charge{Key: key, Plan: l.LastVariant(), Cost: q.statedCost, Holder: q.holderOf(l.LastVariant())}
+	return penstock.Charge{Key: key, Plan: l.lastVariant(), Cost: q.statedCost, Holder: q.holderOf(l.lastVariant())}
 }
 
 // noAttributes are the Attributes of a caller who states a rule or charges.

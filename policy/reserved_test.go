@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/reserved"
 )
 
 func TestReservedGroupsHaveTheirOwnSettings(t *testing.T) {
@@ -16,10 +17,10 @@ func TestReservedGroupsHaveTheirOwnSettings(t *testing.T) {
 		t.Fatal(err)
 	}
 	for group, want := range map[string]guard.FailureMode{
-		OnceGroup + "a":    guard.FailOpen,
-		SettledGroup + "a": guard.FailClosed,
-		StatedGroup:        guard.FailDefault,
-		"penstock":         guard.FailDefault,
+		reserved.Once + "a":    guard.FailOpen,
+		reserved.Settled + "a": guard.FailClosed,
+		reserved.Stated:        guard.FailDefault,
+		"penstock":             guard.FailDefault,
 	} {
 		plan := penstock.Limit{Group: group, Name: "a", Count: 1, Period: time.Second}.MustCompile()
 		if s := rules.Settings(plan); s.OnFailure != want {
@@ -30,11 +31,11 @@ func TestReservedGroupsHaveTheirOwnSettings(t *testing.T) {
 
 func TestNoRuleHasAReservedName(t *testing.T) {
 	t.Parallel()
-	spec, err := Simple(StatedGroup, Global(), guard.FailOpen, penstock.PerSecond(1))
+	spec, err := Simple(reserved.Stated, Global(), guard.FailOpen, penstock.PerSecond(1))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := New(spec); err == nil || !strings.Contains(err.Error(), "are reserved; rename it") {
-		t.Errorf("New with a rule called %q returns the error %v; want an error that the name is reserved", StatedGroup, err)
+		t.Errorf("New with a rule called %q returns the error %v; want an error that the name is reserved", reserved.Stated, err)
 	}
 }

@@ -103,7 +103,7 @@ func (r *Rule) Enforces() bool {
 }
 
 // Settings returns how guards treat a limit, for guard.Options.Limits. The settings are zero for
-// limits that are not in the Rules, except those of OnceGroup and SettledGroup. A shadow is neither
+// limits that are not in the Rules, except those of reserved groups. A shadow is neither
 // leased nor split, and it is not counted while the store gives no answer.
 func (r *Rules) Settings(limit *penstock.Plan) guard.Settings {
 	ofRule := r.settings[limit.Group()] // the Group of a limit is the name of its rule
@@ -193,12 +193,6 @@ func (r *Rules) Plans() (plans []*penstock.Plan) {
 
 // ReadsHeader reports whether the policy reads the header field with this name, in any case.
 func (r *Rules) ReadsHeader(name string) bool { return r.names.hasHeader(name) }
-
-// Paths returns how paths are read before they are matched.
-func (r *Rules) Paths() Paths { return r.spec.Paths }
-
-// MaxWaiting returns how many requests may wait at the same time in one process.
-func (r *Rules) MaxWaiting() int { return r.spec.MaxWaiting }
 
 // SectionOf returns the part of Spec.Sections that has type T, if there is one.
 func SectionOf[T any](r *Rules) (section T, ok bool) {

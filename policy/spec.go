@@ -8,7 +8,9 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/fieldvalues"
 	"github.com/penstock/penstock/internal/match"
+	"github.com/penstock/penstock/internal/reserved"
 	"github.com/penstock/penstock/internal/syntax"
 )
 
@@ -37,7 +39,7 @@ type Spec struct {
 	IPv4Prefix, IPv6Prefix int
 
 	// MaxWaiting is how many requests may wait at the same time in one process. Further ones are
-	// denied instead of waiting. Default: DefaultMaxWaiting.
+	// denied instead of waiting. Default: 1000.
 	MaxWaiting int
 
 	// Sections are parts of the policy for users of the Rules, such as transports. Each user finds its
@@ -51,9 +53,6 @@ type Tier struct {
 	IsDefault bool        // has all clients that are in no other tier; only for the last tier
 	AnyOf     []Condition // one of them must hold
 }
-
-// DefaultMaxWaiting is the default of Spec.MaxWaiting.
-const DefaultMaxWaiting = 1000
 
 // Simple returns a policy with one rule. The limits of this rule charge every request, and are
 // decided together. A request costs one unit at first. Its true cost may be set afterwards, for all
@@ -107,7 +106,7 @@ func (b *builder) build() {
 	spec := &b.rules.spec
 	spec.Tiers, spec.Rules = slices.Clone(spec.Tiers), slices.Clone(spec.Rules)
 	if spec.MaxWaiting <= 0 {
-		spec.MaxWaiting = DefaultMaxWaiting
+		spec.MaxWaiting = fieldvalues.DefaultMaxWaiting
 	}
 	b.addIdentifyingHeader(spec.Tokens.Header)
 	if spec.Tokens.Header != "" {
@@ -135,8 +134,8 @@ func (b *builder) build() {
 		if !syntax.IsName(rule.Name) {
 			b.fail("%q is not a name for a rule; write 1 to 64 of a-z, 0-9, '_', '.' and '-'", rule.Name)
 		}
-		if strings.HasPrefix(rule.Name, reservedPrefix) {
-			b.fail("rule %q: names that begin with %s are reserved; rename it", rule.Name, reservedPrefix)
+		if strings.HasPrefix(rule.Name, reserved.Prefix) {
+			b.fail("rule %q: names that begin with %s are reserved; rename it", rule.Name, reserved.Prefix)
 		}
 		if b.rules.byName[rule.Name] != nil {
 			b.fail("two rules are called %q; rename one, because counters are kept under the name", rule.Name)

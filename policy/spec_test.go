@@ -9,6 +9,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/reserved"
 )
 
 // specWithLists makes a Spec with one rule, a tier, an allow list and a deny list.
@@ -53,7 +54,7 @@ func TestMistakesInASpecAreErrors(t *testing.T) {
 		change func(*Spec, *Rule)
 	}{
 		{want: "is not a name for a rule", change: func(_ *Spec, r *Rule) { r.Name = "A b" }},
-		{want: "names that begin with penstock", change: func(_ *Spec, r *Rule) { r.Name = reservedPrefix + "x" }},
+		{want: "names that begin with penstock", change: func(_ *Spec, r *Rule) { r.Name = reserved.Prefix + "x" }},
 		{want: `two rules are called "search"`, change: func(s *Spec, r *Rule) { s.Rules = append(s.Rules, r) }},
 		{want: "a rule has Limits or is Unlimited", change: func(_ *Spec, r *Rule) { r.Unlimited = true }},
 		{want: "the most is", change: func(_ *Spec, r *Rule) { r.Limits = slices.Repeat(r.Limits, penstock.MaxCharges+1) }},

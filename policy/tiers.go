@@ -7,15 +7,26 @@ import (
 	"strings"
 )
 
-// TiersOf returns the tiers that a client with a key may have, as indexes in Spec.Tiers. The key is
-// by the identity id, which must be that of a limit of the Rules. If the key alone decides the
-// conditions of the tiers, as a listed API key does, TiersOf returns one tier. A call by
-// EvaluateRule has the last tier whatever its key.
-func (r *Rules) TiersOf(id *Identity, key string) (tiers []int) {
+// ClientOf returns what a key says about its client. The key is by the identity id, which must be
+// that of a limit of the Rules. A call by EvaluateRule is on no list, has the last tier, and can
+// have any key.
+//
+//   - tiers are the tiers that the client may have, as indexes in Spec.Tiers. If the key alone
+//     decides the conditions of the tiers, as a listed API key does, there is one.
+//   - list is the list that has all requests with the key. It is NotListed if the key does not decide
+//     the conditions of the lists.
+//   - isUnlisted is true if no request can have the key, because the identity lists the values that
+//     count and that of the key is not among them.
+func (r *Rules) ClientOf(id *Identity, key string) (tiers []int, list ListMatch, isUnlisted bool) {
 	known := r.knownBy(id, key)
-	for i, t := range r.spec.Tiers {
-		if known.source.Kind == KindTier { // the key is the name of the tier
-			if t.Name == known.text {
+	return known.tiers(r.spec.Tiers), known.list(&r.spec), known.isUnlisted()
+}
+
+// tiers returns the tiers that the client may have.
+func (k *known) tiers(all []Tier) (tiers []int) {
+	for i, t := range all {
+		if k.source.Kind == KindTier { // the key is the name of the tier
+			if t.Name == k.text {
 				tiers = append(tiers, i)
 			}
 			continue
@@ -24,7 +35,7 @@ func (r *Rules) TiersOf(id *Identity, key string) (tiers []int) {
 		if t.IsDefault {
 			holds = yes
 		}
-		holds = max(holds, known.anyHolds(t.AnyOf))
+		holds = max(holds, k.anyHolds(t.AnyOf))
 		if holds != no {
 			tiers = append(tiers, i)
 		}
@@ -35,35 +46,29 @@ func (r *Rules) TiersOf(id *Identity, key string) (tiers []int) {
 	return tiers
 }
 
-// ListOf returns the list that has all requests with a key, as far as the key says. It is NotListed
-// if the key does not decide the conditions of the lists. The arguments are those of TiersOf. A
-// call by EvaluateRule is on no list.
-func (r *Rules) ListOf(id *Identity, key string) ListMatch {
-	known := r.knownBy(id, key)
-	switch known.anyHolds(r.spec.Deny) {
+// list returns the list that has all requests with the key.
+func (k *known) list(s *Spec) ListMatch {
+	switch k.anyHolds(s.Deny) {
 	case yes:
 		return DenyListed
 	case no:
-		if known.anyHolds(r.spec.Allow) == yes {
+		if k.anyHolds(s.Allow) == yes {
 			return AllowListed
 		}
 	}
 	return NotListed
 }
 
-// IsUnlisted reports whether no request can have a key, because the identity lists the values that
-// count and that of the key is not among them. The arguments are those of TiersOf. A call by
-// EvaluateRule can have such a key.
-func (r *Rules) IsUnlisted(id *Identity, key string) bool {
-	known := r.knownBy(id, key)
-	only := known.identities[len(known.identities)-1].Only
+// isUnlisted reports whether the identity lists the values that count, without that of the key.
+func (k *known) isUnlisted() bool {
+	only := k.identities[len(k.identities)-1].Only
 	switch {
 	case only == nil || only.Any:
 		return false
-	case known.source.Kind == KindAddress:
-		return known.address.IsValid() && !only.networks.contains(known.address)
+	case k.source.Kind == KindAddress:
+		return k.address.IsValid() && !only.networks.contains(k.address)
 	}
-	return known.source.Kind != KindNone && !only.has(known.text)
+	return k.source.Kind != KindNone && !only.has(k.text)
 }
 
 // An answer says whether something holds for all requests of a client.

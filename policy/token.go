@@ -46,9 +46,6 @@ func TokenReasons() []string {
 	return []string{"malformed", "signature", "unknown_key", "expired", "not_yet_valid", "issuer", "audience", "claims"}
 }
 
-// MaxTokenLength is the longest token that is read, in bytes.
-const MaxTokenLength = 8 << 10
-
 // Find returns the token of a request before it is verified, or "" if there is none. If the token
 // can be read in several ways, ambiguous is the reason.
 func (t *Tokens) Find(a Attributes) (token, ambiguous string) {

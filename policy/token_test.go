@@ -59,7 +59,7 @@ func TestTokenOfARequestIsFoundOrAmbiguous(t *testing.T) {
 		{lines: lines{"Authorization": {"Bearer aaaa.bbbb.cd"}}, want: "!"}, // unused bits after the last byte
 		{lines: lines{"Authorization": {"Bearer aaaa.bbbb."}}, want: "!"},
 		{lines: lines{"Authorization": {"Bearer aa+/.bbbb.cccc"}}, want: "!"},
-		{lines: lines{"Authorization": {"Bearer " + strings.Repeat("a", MaxTokenLength+1)}}, want: "!"},
+		{lines: lines{"Authorization": {"Bearer " + strings.Repeat("a", syntax.MaxToken+1)}}, want: "!"},
 		{lines: lines{"Authorization": {""}}},
 		{cookies: cookies{"session": {token}}},
 		{},

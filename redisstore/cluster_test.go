@@ -347,7 +347,7 @@ func TestBatchDeniedByAConcurrentChargeIsCounted(t *testing.T) {
 	if err != nil || after.Status(0).Remaining != 7 || after.Status(1).RetryAfter != 2*time.Hour {
 		t.Errorf("afterwards, the statuses are %+v and %+v, %v; want those of the denial", after.Status(0), after.Status(1), err)
 	}
-	if missing := store.Scripts().Missing; missing != 0 {
+	if missing, _, _ := store.Scripts(); missing != 0 {
 		t.Errorf("after Load, %d scripts were missing; want none", missing)
 	}
 }

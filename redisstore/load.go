@@ -58,17 +58,12 @@ func (s *Store) Load(ctx context.Context, plans ...*penstock.Plan) error {
 	return nil
 }
 
-// ScriptStats count how often scripts were missing, loaded, or sent as text. After Load, Missing
-// and Evals grow only if a server is new or has lost its scripts.
-type ScriptStats struct {
-	Missing int64 // NOSCRIPT replies
-	Loaded  int64 // scripts that were loaded, each counted once for all servers
-	Evals   int64 // decisions sent by EVAL, with the script's text
-}
-
-// Scripts returns the counts since the Store was made.
-func (s *Store) Scripts() ScriptStats {
-	return ScriptStats{Missing: s.loads.missing.Load(), Loaded: s.loads.loaded.Load(), Evals: s.loads.evals.Load()}
+// Scripts returns how often scripts were missing, loaded, or sent as text since the Store was made.
+// missing counts NOSCRIPT replies. loaded counts scripts that were loaded, each once for all servers.
+// evals counts decisions sent by EVAL, with the script's text. After Load, missing and evals grow
+// only if a server is new or has lost its scripts.
+func (s *Store) Scripts() (missing, loaded, evals int64) {
+	return s.loads.missing.Load(), s.loads.loaded.Load(), s.loads.evals.Load()
 }
 
 // maxSequences bounds for how many sequences of algorithms Load loads single and uniform scripts.
@@ -176,7 +171,7 @@ func addAlgorithm(all []*algorithm.Algorithm, a *algorithm.Algorithm) []*algorit
 // scriptLoads counts loads. It also has the loads in progress after a NOSCRIPT reply. One caller
 // loads a script into a server, and the others wait for this load.
 type scriptLoads struct {
-	missing, loaded, evals atomic.Int64 // see ScriptStats
+	missing, loaded, evals atomic.Int64 // see Scripts
 
 	isForbidden atomic.Bool // the user has no right to SCRIPT LOAD
 

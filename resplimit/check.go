@@ -71,5 +71,5 @@ func (s *Server) check(j *job) {
 		source = penstock.FromOpen
 	}
 	j.check.limit = l.Policy
-	j.check.throttleReply = newThrottleReply(outcome.IsAdmitted(), source, status, l.LastVariant().Capacity())
+	j.check.throttleReply = newThrottleReply(outcome.IsAdmitted(), source, status, l.Variants[len(l.Variants)-1].Capacity())
 }

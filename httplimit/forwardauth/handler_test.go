@@ -589,7 +589,7 @@ func FuzzURI(f *testing.F) {
 		f.Add(odd)
 	}
 	h := handlerOf(f, newStoppedStore(), ridePolicy, admission.Options{})
-	paths := rulesOf(f, ridePolicy).Paths()
+	paths := rulesOf(f, ridePolicy).Spec().Paths
 	f.Fuzz(func(t *testing.T, uri string) {
 		got := sendFromProxy(h, "GET", "/auth/forward", "limiter", "X-Forwarded-Method", "GET", "X-Forwarded-Uri", uri, "X-Forwarded-Host", "a").Code
 		path, _, _ := strings.Cut(uri, "?")

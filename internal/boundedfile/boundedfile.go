@@ -12,6 +12,9 @@ import (
 	"time"
 )
 
+// MaxPolicy is the size of the largest policy file and file of test cases, in bytes.
+const MaxPolicy = 1 << 20
+
 // ErrTooLong is wrapped by the error for a file with more bytes than allowed, such as "FILE is
 // longer than 100 bytes; split it".
 var ErrTooLong = errors.New("is longer")

@@ -22,6 +22,9 @@ var (
 	ResetUntil     = []string{"next", "full"}
 )
 
+// DefaultMaxWaiting is the default of max_waiting.
+const DefaultMaxWaiting = 1000
+
 // A Range is the least and the most value of a number.
 type Range struct{ Least, Most int64 }
 

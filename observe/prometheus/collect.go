@@ -6,8 +6,8 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/reserved"
 	"github.com/penstock/penstock/observe"
-	"github.com/penstock/penstock/policy"
 )
 
 var ruleLabels = []string{"rule", "limit", "algorithm"}
@@ -100,7 +100,7 @@ func (m *Metrics) collectRequests(s samples) {
 				continue
 			}
 			// A rule has series with the value 0 only for the outcomes that its requests can have.
-			isLimitOfNewIdentities := rule.Limit == policy.NewIdentities
+			isLimitOfNewIdentities := rule.Limit == reserved.NewIdentities
 			isOutcomeOfNewIdentities := o == admission.DeniedNewIdentity
 			canOccur := !isWithoutRule(o) && isLimitOfNewIdentities == isOutcomeOfNewIdentities
 			if rule == observe.Other || n > 0 || canOccur {
@@ -119,7 +119,7 @@ func (m *Metrics) collectRequests(s samples) {
 func (m *Metrics) collectNearLimit(s samples) {
 	hasManyRules := len(m.Rules()) > ManyRules
 	m.NearLimit(func(rule observe.Rule, n uint64) {
-		isOfNewIdentities := rule.Limit == policy.NewIdentities
+		isOfNewIdentities := rule.Limit == reserved.NewIdentities
 		if n > 0 || !hasManyRules && !isOfNewIdentities || rule == observe.Other {
 			s.counter(nearLimitDesc, n, rule.Name, rule.Limit, rule.Algorithm)
 		}

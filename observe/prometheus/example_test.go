@@ -82,10 +82,7 @@ func Example_limiter() {
 	}
 	metrics.SetGuards(observe.Guards{
 		Stats: guarded.Stats, Instances: guarded.Instances, ClockSteps: store.ClockSteps, Losses: store.Losses, ScriptsInFlight: store.ScriptsInFlight,
-		Scripts: func() (missing, loaded, evals int64) {
-			s := store.Scripts()
-			return s.Missing, s.Loaded, s.Evals
-		},
+		Scripts: store.Scripts,
 	})
 	limiter, err := penstock.NewLimiter(guarded, "mail", penstock.PerHour(100).WithName("hour"))
 	if err != nil {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/policy/describe"
+	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/internal/testing/effort"
 	"github.com/penstock/penstock/internal/testing/jwttest"
 	"github.com/penstock/penstock/memstore"
@@ -106,7 +107,7 @@ func policyIn(t testing.TB, file, text string) *Policy {
 	return p
 }
 
-// hashed returns the form that a value of more than policy.MaxValue bytes has in a key.
+// hashed returns the form that a value of more than syntax.MaxKeyValue bytes has in a key.
 func hashed(value string) string {
 	sum := sha256.Sum256([]byte(value))
 	return "#" + hex.EncodeToString(sum[:])
@@ -594,7 +595,7 @@ identities:
       - ip
 rules: [{name: a, per: rider, limits: [{rate: 1/s}]}]
 `)
-	long := strings.Repeat("a", policy.MaxValue+1)
+	long := strings.Repeat("a", syntax.MaxKeyValue+1)
 	rows := []struct {
 		request testRequest
 		key     string
@@ -624,7 +625,7 @@ rules: [{name: a, per: rider, limits: [{rate: 1/s}]}]
 		{testRequest{}.with("X-Api-Key", "ip:10.0.0.1"), "key:ip:10.0.0.1"},                                                      // a value that looks like another identity's key
 		{testRequest{}.with("X-Api-Key", "unknown"), "key:unknown"},
 		{testRequest{}.with("X-Api-Key", "a bé%"), "key:a%20b%C3%A9%25"},
-		{testRequest{}.with("X-Api-Key", long[:policy.MaxValue]), "key:" + long[:policy.MaxValue]},
+		{testRequest{}.with("X-Api-Key", long[:syntax.MaxKeyValue]), "key:" + long[:syntax.MaxKeyValue]},
 		{testRequest{}.with("X-Api-Key", long), "key:" + hashed(long)},
 		{testRequest{}.with("X-Api-Key", hashed(long)), "key:%23" + hashed(long)[1:]}, // a value that looks like a hash is not one
 		{testRequest{cookies: map[string][]string{"sid": {"s1"}}}, "session:s1"},

@@ -80,7 +80,7 @@ func Load(path string, o Options) (*Policy, error) {
 }
 
 func load(path string, o Options) (*Policy, error) {
-	text, err := boundedfile.Read(path, MaxFile)
+	text, err := boundedfile.Read(path, boundedfile.MaxPolicy)
 	if errors.As(err, new(*fs.PathError)) {
 		return nil, fmt.Errorf("%w: policy: %w; write the name of a policy file that can be read", penstock.ErrInvalid, err)
 	} else if err != nil {

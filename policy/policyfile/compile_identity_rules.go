@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/penstock/penstock/internal/reserved"
 	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/policy"
@@ -56,7 +57,7 @@ func (c *compiler) compileNewIdentities(r *policy.Rule, config *ruleConfig) {
 	case !slices.ContainsFunc(r.Limits, canCountInvented):
 		c.warn(at, "clients cannot invent identities of this rule, so new_identities has no effect; remove it")
 	}
-	limit.Name, limit.Group = policy.NewIdentities, r.Name
+	limit.Name, limit.Group = reserved.NewIdentities, r.Name
 	if !syntax.IsName(r.Name) {
 		return // the wrong name is reported elsewhere
 	}
@@ -67,7 +68,7 @@ func (c *compiler) compileNewIdentities(r *policy.Rule, config *ruleConfig) {
 	}
 	r.NewIdentities = plan
 	for i, l := range r.Limits {
-		if l.Name == policy.NewIdentities {
+		if l.Name == reserved.NewIdentities {
 			c.fail(c.placeOf(&config.Limits[i], &config.Limits[i].Name), "the rule's new_identities is a limit with this name; rename this limit")
 		}
 	}

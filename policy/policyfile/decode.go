@@ -15,6 +15,7 @@ import (
 
 	"go.yaml.in/yaml/v4"
 
+	"github.com/penstock/penstock/internal/boundedfile"
 	"github.com/penstock/penstock/internal/policy/jwt"
 	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/internal/wording"
@@ -22,7 +23,6 @@ import (
 
 // The bounds of a file.
 const (
-	MaxFile  = 1 << 20 // bytes
 	maxDepth = 32      // levels of nesting
 	maxNodes = 100_000 // values and field names; those behind an alias count at each alias
 
@@ -120,8 +120,8 @@ func (d *decoder) fail(n *yaml.Node, format string, args ...any) {
 // parse returns nil after a mistake, or if the text has no values.
 func (d *decoder) parse(text []byte) *yaml.Node {
 	start := &yaml.Node{Line: 1, Column: 1}
-	if len(text) > MaxFile {
-		d.fail(start, "the file has %d bytes; the most is %d. Put long lists into separate files: {file: NAME}", len(text), MaxFile)
+	if len(text) > boundedfile.MaxPolicy {
+		d.fail(start, "the file has %d bytes; the most is %d. Put long lists into separate files: {file: NAME}", len(text), boundedfile.MaxPolicy)
 		return nil
 	}
 	if at := invalidUTF8(text); at >= 0 {
@@ -679,8 +679,8 @@ func (d *decoder) expand(text string) (expanded, wrong string) {
 			s.WriteByte('$')
 			text = after
 		}
-		if s.Len() > MaxFile {
-			return "", fmt.Sprintf("the text is longer than %d bytes once variables are replaced; put it into a file", MaxFile)
+		if s.Len() > boundedfile.MaxPolicy {
+			return "", fmt.Sprintf("the text is longer than %d bytes once variables are replaced; put it into a file", boundedfile.MaxPolicy)
 		}
 	}
 }

@@ -14,8 +14,9 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/httplimit"
+	"github.com/penstock/penstock/internal/boundedfile"
 	"github.com/penstock/penstock/internal/policy/jwt"
-	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/internal/syntax"
 )
 
 // configurationPages returns the text of docs/configuration.md and of all pages of
@@ -266,21 +267,21 @@ func TestConfigurationPageHasTheBounds(t *testing.T) {
 		rows = append(rows, strings.Join(row, " | "))
 	}
 	want := []string{
-		"the file | " + formatSize(MaxFile),
+		"the file | " + formatSize(boundedfile.MaxPolicy),
 		"levels of nesting, also by identities that refer to others | " + formatNumber(maxDepth),
 		"values and names in the file; those of an anchor count again for each alias | " + formatNumber(maxNodes),
 		"rules | " + formatNumber(maxRules),
 		"pairs of a path and a host, in all rules | " + formatNumber(maxCombinations),
 		"limits that can apply to one request | " + formatNumber(penstock.MaxCharges),
 		"parts of an identity | " + formatNumber(maxParts),
-		"a part of a key; a longer one becomes its SHA-256 | " + formatNumber(policy.MaxValue) + " bytes",
+		"a part of a key; a longer one becomes its SHA-256 | " + formatNumber(syntax.MaxKeyValue) + " bytes",
 		"files of values, each counted as often as it is named | " + formatNumber(maxListFiles),
 		"all files of values together | " + formatSize(maxListBytes),
 		"lines of all files of values | " + formatNumber(maxListLines),
 		"a value in a file | " + formatSize(maxListValueBytes),
 		"keys of tokens in a file or a set | " + formatNumber(jwt.MaxKeys),
 		"keys that are tried for a token without a key ID | " + formatNumber(jwt.MaxKeysTried),
-		"a token | " + formatSize(policy.MaxTokenLength),
+		"a token | " + formatSize(syntax.MaxToken),
 	}
 	if !slices.Equal(rows, want) {
 		t.Errorf("docs/configuration: the table of bounds is\n| %s |\nwant\n| %s |", strings.Join(rows, " |\n| "), strings.Join(want, " |\n| "))

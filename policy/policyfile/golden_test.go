@@ -177,7 +177,7 @@ func assessRequest(t *testing.T, rules *policy.Rules, lines []string, sign func(
 		t.Fatalf("%q is not a request; write METHOD http://HOST/PATH?QUERY from ADDRESS size BYTES", lines[0])
 	}
 	method, host, rawPath, query, address, size := m[1], m[2], m[3], m[4], m[5], m[6]
-	path, err := rules.Paths().Clean(rawPath)
+	path, err := rules.Spec().Paths.Clean(rawPath)
 	if err != nil {
 		return fmt.Sprintf("refused: %v\n", err)
 	}

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/boundedfile"
 	"github.com/penstock/penstock/internal/testing/eventually"
 	"github.com/penstock/penstock/internal/testing/jwttest"
 	"github.com/penstock/penstock/policy"
@@ -300,7 +301,7 @@ func TestReplacedFolderIsWatched(t *testing.T) {
 func TestBrokenFileChangesNothing(t *testing.T) {
 	t.Parallel()
 	broken := []string{"", "rules:", "rules: [", version("v1") + version("v1"), "\xff", "rules:\n- name: v2\n  limits:\n  - rate: many\n",
-		"rules: []", version("v1")[:20], version("v1") + "tokens: {key_file: absent.pem}\n", strings.Repeat("#", MaxFile+1)}
+		"rules: []", version("v1")[:20], version("v1") + "tokens: {key_file: absent.pem}\n", strings.Repeat("#", boundedfile.MaxPolicy+1)}
 	for _, text := range broken {
 		reports := new(recorder)
 		name := writeFirstPolicy(t, t.TempDir())

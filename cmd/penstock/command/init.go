@@ -79,8 +79,8 @@ func firstPolicy(o scaffold.Options) (text string, notes []string, err error) {
 	case err != nil:
 		return "", nil, withStatus(exitInvalid, err)
 	}
-	if len(text) > policyfile.MaxFile {
-		return "", nil, withStatus(exitInvalid, fmt.Errorf("%s: the policy would have %d bytes; the most is %d; describe fewer or shorter paths", o.OpenAPI, len(text), policyfile.MaxFile))
+	if len(text) > boundedfile.MaxPolicy {
+		return "", nil, withStatus(exitInvalid, fmt.Errorf("%s: the policy would have %d bytes; the most is %d; describe fewer or shorter paths", o.OpenAPI, len(text), boundedfile.MaxPolicy))
 	}
 	p, err := policyfile.Parse("policy.yaml", []byte(text), nil, settings.PolicyOptions())
 	if err != nil {

@@ -78,7 +78,7 @@ func runCases(policyName string, caseNames []string, algorithms []*algorithm.Alg
 	var files []*cases.File
 	var mistakes policyfile.Errors
 	for _, name := range caseNames {
-		text, err := boundedfile.Read(name, policyfile.MaxFile)
+		text, err := boundedfile.Read(name, boundedfile.MaxPolicy)
 		if err != nil {
 			return nil, withStatus(exitInvalid, fmt.Errorf("cannot read the cases: %w", err))
 		}
@@ -120,7 +120,7 @@ func runCases(policyName string, caseNames []string, algorithms []*algorithm.Alg
 // checkOrder returns an error if the file in the place of the policy has cases.
 func checkOrder(policyName string, caseNames []string) error {
 	hasCases := func(name string) bool {
-		text, err := boundedfile.Read(name, policyfile.MaxFile)
+		text, err := boundedfile.Read(name, boundedfile.MaxPolicy)
 		return err == nil && cases.HasCases(text)
 	}
 	if !hasCases(policyName) {

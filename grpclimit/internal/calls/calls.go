@@ -164,7 +164,7 @@ func (g *Gate) Admit(ctx context.Context, c *Call) (*admission.Admission, *Refus
 	if !ok {
 		return nil, g.malformed(ctx, "the authority is malformed; send a name or an address, with an optional port")
 	}
-	path, err := rules.Paths().Clean(c.Method)
+	path, err := rules.Spec().Paths.Clean(c.Method)
 	if err != nil {
 		return nil, g.malformed(ctx, "the method is malformed; send /package.Service/Method")
 	}

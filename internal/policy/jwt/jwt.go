@@ -197,7 +197,7 @@ func (v *Verifier) IsKnown(token string) bool {
 // Claims returns the claims of a token, or why it is rejected. The result of the signature check is
 // cached. All other checks are made each time.
 func (v *Verifier) Claims(token string) (policy.Claims, *policy.TokenError) {
-	if len(token) > policy.MaxTokenLength || strings.ContainsFunc(token, isOutsideToken) {
+	if len(token) > syntax.MaxToken || strings.ContainsFunc(token, isOutsideToken) {
 		return nil, &policy.TokenError{Reason: "malformed", Err: errors.New("it is too long, or has characters that a JSON Web Token cannot have")}
 	}
 	keys := v.keys.Load()

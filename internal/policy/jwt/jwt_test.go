@@ -21,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/internal/testing/effort"
 	"github.com/penstock/penstock/internal/testing/jwttest"
 	"github.com/penstock/penstock/policy"
@@ -289,9 +290,9 @@ func (i testIssuer) forgeries() map[string]string {
 		"as JSON":                        `{"payload":"` + part[1] + `","protected":"` + part[0] + `","signature":"` + part[2] + `"}`,
 		"header not base64":              "!!!!." + part[1] + "." + part[2],
 		"payload not base64":             part[0] + ".!!!!." + part[2],
-		"huge":                           i.token("", `{"sub":"victim","x":"`+strings.Repeat("x", policy.MaxTokenLength)+`",`+validClaims+`}`),
-		"huge header":                    i.token(`,"x":"`+strings.Repeat("x", policy.MaxTokenLength)+`"`, victim),
-		"huge kid":                       i.token(`,"kid":"`+strings.Repeat("x", policy.MaxTokenLength)+`"`, victim),
+		"huge":                           i.token("", `{"sub":"victim","x":"`+strings.Repeat("x", syntax.MaxToken)+`",`+validClaims+`}`),
+		"huge header":                    i.token(`,"x":"`+strings.Repeat("x", syntax.MaxToken)+`"`, victim),
+		"huge kid":                       i.token(`,"kid":"`+strings.Repeat("x", syntax.MaxToken)+`"`, victim),
 		"JWE":                            jwttest.Base64(`{"alg":"dir","enc":"A256GCM"}`) + ".." + part[1] + "." + part[2] + "." + part[2],
 		"alg written in other letters":   jwttest.Sign(i.alg, i.privateKey, `{"alg":"`+strings.ToLower(i.alg)+`"}`, victim),
 		"alg with a space":               jwttest.Sign(i.alg, i.privateKey, `{"alg":"`+i.alg+` "}`, victim),

@@ -16,6 +16,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/internal/rediskeys"
+	"github.com/penstock/penstock/internal/reserved"
 	"github.com/penstock/penstock/internal/testing/effort"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
@@ -105,8 +106,8 @@ func TestDenialsOfNewIdentitiesNameTheirLimit(t *testing.T) {
 	}
 	f.Tick(time.Second, noCounters)
 	got := f.Activity(FiveMinutes).Tops[Denied].Items
-	if len(got) != 1 || got[0].Rule != "api" || got[0].Limit != policy.NewIdentities || got[0].Weight != 2 {
-		t.Errorf("the denied keys are %+v; want one with 2 denials by api.%s", got, policy.NewIdentities)
+	if len(got) != 1 || got[0].Rule != "api" || got[0].Limit != reserved.NewIdentities || got[0].Weight != 2 {
+		t.Errorf("the denied keys are %+v; want one with 2 denials by api.%s", got, reserved.NewIdentities)
 	}
 }
 

@@ -172,7 +172,7 @@ func variants(rules *policy.Rules, kind string, l *policy.Limit, key string) (al
 	if !l.Key.CanBe(key) || l.Key.Needs(policy.KindAddress) && isWrongAddress(key) {
 		return nil
 	}
-	isUnlisted := rules.IsUnlisted(l.Key, key)
+	tiers, _, isUnlisted := rules.ClientOf(l.Key, key)
 	add := func(plan *penstock.Plan, tier string) {
 		all = append(all, Limit{Rule: l.Rule.Name, Limit: l.Name, Kind: kind, Tier: tier, Rate: describe.Rate(plan), Algorithm: l.Algorithm, IsUnlisted: isUnlisted, key: key, plan: plan, policy: l, guard: l.Guard})
 	}
@@ -180,7 +180,7 @@ func variants(rules *policy.Rules, kind string, l *policy.Limit, key string) (al
 		add(l.Variants[0], "")
 		return all
 	}
-	for _, tier := range rules.TiersOf(l.Key, key) {
+	for _, tier := range tiers {
 		add(l.Variants[tier], rules.Spec().Tiers[tier].Name)
 	}
 	return all
@@ -273,7 +273,8 @@ func Globals(rules *policy.Rules, limits []Limit) (found []Limit, skipped int) {
 				return false
 			}
 			hasName := func(tier int) bool { return rules.Spec().Tiers[tier].Name == l.Tier }
-			return slices.ContainsFunc(rules.TiersOf(other.policy.Key, other.key), hasName)
+			tiers, _, _ := rules.ClientOf(other.policy.Key, other.key)
+			return slices.ContainsFunc(tiers, hasName)
 		})
 	}
 	isOther := func(l Limit) bool {
@@ -322,7 +323,7 @@ func ListOf(rules *policy.Rules, limits []Limit) string {
 		if l.policy == nil { // Envoy's limits know no lists
 			return ""
 		}
-		of := rules.ListOf(l.policy.Key, l.key)
+		_, of, _ := rules.ClientOf(l.policy.Key, l.key)
 		if i > 0 && of != list {
 			return ""
 		}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"
@@ -104,7 +105,7 @@ func TestKeysAreNormalized(t *testing.T) {
 	t.Parallel()
 	const one = "rules: [{name: api, per: {key: header X-Key}, limits: [{rate: 9/h}]}, {name: near, always: true, per: ip, limits: [{rate: 20/h}]}]"
 	const both = "rules: [{name: api, per: {all_of: [{key: header X-Key}, {device: header X-Device}]}, limits: [{rate: 9/h}]}]"
-	long := strings.Repeat("a", policy.MaxValue+1)
+	long := strings.Repeat("a", syntax.MaxKeyValue+1)
 	hashed := "key:#" + fmt.Sprintf("%x", sha256.Sum256([]byte(long)))
 	for _, c := range []struct{ policy, key, want string }{
 		{one, "key:a", "key:a"},

@@ -11,7 +11,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/grpclimit/penstockv1"
-	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/internal/reserved"
 )
 
 // The bounds and the default of the time in which a reservation can be settled.
@@ -164,7 +164,7 @@ func (s *Service) corrections(t *ticket, r *penstockv1.SettleRequest) (batches [
 // onlyOnce returns a charge that only the first Settle of a reservation can make. The store
 // remembers the charge until no process accepts the id of the reservation any more.
 func (s *Service) onlyOnce(t *ticket, key string) (penstock.Charge, error) {
-	plan, err := penstock.Limit{Group: policy.SettledGroup + t.Name, Name: "once", Count: 1, Period: settleable(t.ttl()), Burst: 1}.Compile()
+	plan, err := penstock.Limit{Group: reserved.Settled + t.Name, Name: "once", Count: 1, Period: settleable(t.ttl()), Burst: 1}.Compile()
 	return penstock.Charge{Key: key, Plan: plan, Cost: 1}, err
 }
 

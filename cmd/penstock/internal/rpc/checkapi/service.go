@@ -26,7 +26,7 @@ type Options struct {
 	AllowAnonymous bool
 
 	// AllowStatedLimits accepts limits that callers state in their requests. Their counters are in the
-	// group policy.StatedGroup. Default: callers can only use the limits of the policy.
+	// group reserved.Stated. Default: callers can only use the limits of the policy.
 	AllowStatedLimits bool
 
 	// AuthFailed is called for each call over HTTP that is refused because its token is missing, wrong

@@ -13,6 +13,7 @@ import (
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/grpclimit/penstockv1"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/reserved"
 	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/policy"
 )
@@ -64,7 +65,7 @@ type statedLimits struct {
 }
 
 func newStatedLimits() *statedLimits {
-	return &statedLimits{rule: &policy.Rule{Name: policy.StatedGroup}, bySpec: make(map[spec]*statedLimit)}
+	return &statedLimits{rule: &policy.Rule{Name: reserved.Stated}, bySpec: make(map[spec]*statedLimit)}
 }
 
 func specOf(l *penstockv1.Limit) spec {
@@ -109,7 +110,7 @@ func (s *statedLimits) compile(spec spec, field string) (*statedLimit, error) {
 		return nil, conflict(field, "it keeps an entry for each of %d units; at most %d are allowed, so choose another algorithm", plan.Capacity(), maxEntries)
 	}
 	return &statedLimit{plan: plan, spec: spec, limit: &policy.Limit{
-		Rule: s.rule, Name: policy.StatedGroup, Policy: plan.Name(), Algorithm: a.Title(), InHeaders: true, Key: policy.Global(),
+		Rule: s.rule, Name: reserved.Stated, Policy: plan.Name(), Algorithm: a.Title(), InHeaders: true, Key: policy.Global(),
 		Guard: guard.Settings{OnFailure: guard.FailLocal}, Variants: []*penstock.Plan{plan},
 	}}, nil
 }
@@ -139,7 +140,7 @@ func (s spec) limit(field string) (limit penstock.Limit, err error) {
 	if err == nil && !syntax.IsName(limit.Name) {
 		err = invalid(field+".name", "write 1 to 64 of a-z, 0-9, '_', '.' and '-'")
 	}
-	limit.Group = policy.StatedGroup
+	limit.Group = reserved.Stated
 	return limit, err
 }
 

@@ -76,7 +76,7 @@ func (s *Service) read(r *penstockv1.CheckRequest, prefix string, p purpose) (*v
 	var err error
 	switch {
 	case r.Attributes != nil:
-		if check.attributes, err = readAttributes(r.Attributes, check.rules.Paths()); err != nil {
+		if check.attributes, err = readAttributes(r.Attributes, check.rules.Spec().Paths); err != nil {
 			return nil, prefixed(prefix, err)
 		}
 	case r.GetRule() != "":

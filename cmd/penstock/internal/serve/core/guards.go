@@ -38,7 +38,7 @@ func (c *Core) guard(ctx context.Context) (penstock.Store, error) {
 	c.guarded = g
 	c.onClose(g.Close) // returns leased units, and removes this instance from the count
 	c.openFleet(ctx, func() map[string]guard.State { return g.Stats().Breakers })
-	c.Metrics.SetGuards(observe.Guards{Stats: g.Stats, Instances: g.Instances, ClockSteps: c.scripts.ClockSteps, Losses: c.scripts.Losses, Scripts: c.scripts.counts, ScriptsInFlight: c.scripts.ScriptsInFlight})
+	c.Metrics.SetGuards(observe.Guards{Stats: g.Stats, Instances: g.Instances, ClockSteps: c.scripts.ClockSteps, Losses: c.scripts.Losses, Scripts: c.scripts.Scripts, ScriptsInFlight: c.scripts.ScriptsInFlight})
 	return g, nil
 }
 

@@ -138,9 +138,3 @@ func (s *scriptLoader) retry(ctx context.Context) {
 		}
 	}
 }
-
-// counts returns the counters of the scripts, for the metrics.
-func (s *scriptLoader) counts() (missing, loaded, evals int64) {
-	stats := s.Scripts()
-	return stats.Missing, stats.Loaded, stats.Evals
-}

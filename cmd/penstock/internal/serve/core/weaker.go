@@ -145,7 +145,7 @@ func hasMatch(rules, old *policy.Rules, name string) bool {
 
 // matchersOf returns the ways in which a request can match a rule, without the conditions of where.
 func matchersOf(rules *policy.Rules, name string) []*match.Matcher {
-	paths, of := rules.Paths(), rules.Rule(name).Match
+	paths, of := rules.Spec().Paths, rules.Rule(name).Match
 	var patterns []match.Pattern
 	for _, text := range of.Paths {
 		if p, err := match.ParsePattern(text, paths.Clean, paths.IgnoreTrailingSlash); err == nil { // the policy is valid

@@ -16,6 +16,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/reserved"
 	"github.com/penstock/penstock/observe"
 	"github.com/penstock/penstock/policy"
 )
@@ -64,7 +65,7 @@ func TestPageIsAsBefore(t *testing.T) {
 	busy, idle := Rule{Name: "search", Limit: "second", Algorithm: "token-bucket"}, Rule{Name: "login", Limit: "hour", Algorithm: "sliding-log"}
 	envoy := Rule{Name: "rides", Limit: "minute", Algorithm: "fixed-window"}
 	m.AddLinesLost(func() int64 { return 3 })
-	m.SetRules([]Rule{busy, idle, {Name: "login", Limit: policy.NewIdentities, Algorithm: "token-bucket"}})
+	m.SetRules([]Rule{busy, idle, {Name: "login", Limit: reserved.NewIdentities, Algorithm: "token-bucket"}})
 	m.AddRule(Rule{Name: "cl.throttle", Limit: "cl.throttle", Algorithm: "token-bucket"})
 	m.SetRulesOf("envoy", []Rule{envoy})
 	m.SetGuards(observe.Guards{

@@ -6,14 +6,14 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/rpc/checkapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
-	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/internal/reserved"
 )
 
 // openCheck makes the service of the check API. Its listeners share it.
 func (s *service) openCheck() error {
 	if s.Settings.AllowStatedLimits {
 		for _, a := range checkapi.StatedAlgorithms() {
-			s.metrics.AddRule(metrics.Rule{Name: policy.StatedGroup, Limit: policy.StatedGroup, Algorithm: a.Title()})
+			s.metrics.AddRule(metrics.Rule{Name: reserved.Stated, Limit: reserved.Stated, Algorithm: a.Title()})
 		}
 	}
 	o := checkapi.Options{
