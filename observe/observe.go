@@ -14,6 +14,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/labels"
 	"github.com/penstock/penstock/policy"
 )
 
@@ -75,13 +76,10 @@ const numOutcomes = 16
 var (
 	outcomes      = admission.Outcomes()
 	sources       = []penstock.Source{penstock.FromStore, penstock.FromDenyCache, penstock.FromLease, penstock.FromFallback, penstock.FromOpen, penstock.FromClosed}
-	reasons       = append(storeReasons(), reasonInvalid, otherLabel) // what Reason can return
+	reasons       = append(storeReasons(), labels.Invalid, labels.Other) // what Reason can return
 	tokenReasons  = policy.TokenReasons()
 	breakerStates = []guard.State{guard.StateClosed, guard.StateOpen, guard.StateHalfOpen}
 )
-
-// reasonInvalid is the reason of errors that wrap penstock.ErrInvalid.
-const reasonInvalid = "invalid"
 
 // reasonCanceled is the Reason of a guard.Event whose caller has left.
 const reasonCanceled = "canceled"
@@ -145,20 +143,7 @@ func (c *Counts) isNearLimit(e *admission.Event) bool {
 	i := e.Decision.Strictest()
 	charge := &e.Charges[i]
 	isCharged := charge.Cost > 0 && (charge.Mode == penstock.Spend || charge.Mode == penstock.Draw || charge.Mode == penstock.Force)
-	return isCharged && IsNear(charge.Plan.Capacity(), e.Decision.Status(i).Remaining, c.options.NearPercent)
-}
-
-// IsNear reports whether, of a limit with this capacity, at least percent are used. percent is from
-// 50 to 100.
-func IsNear(capacity, remaining int64, percent int) bool {
-	if remaining > capacity>>1 { // the usual case, without a multiplication
-		return false
-	}
-	leftPercent := int64(100 - percent)
-	if capacity > 1<<50 { // a product would overflow
-		return remaining <= capacity/100*leftPercent
-	}
-	return remaining*100 <= capacity*leftPercent
+	return isCharged && labels.IsNear(charge.Plan.Capacity(), e.Decision.Status(i).Remaining, c.options.NearPercent)
 }
 
 // ObserveDecision counts a decision as a request, for programs that call a Limiter or a store
@@ -187,7 +172,7 @@ func outcomeOf(e *guard.Event) admission.Outcome {
 	switch {
 	case e.Reason == reasonCanceled:
 		return admission.Abandoned
-	case e.Reason == reasonInvalid:
+	case e.Reason == labels.Invalid:
 		return admission.Malformed
 	case e.Err != nil:
 		return admission.FailedClosed
@@ -212,7 +197,7 @@ func (c *Counts) ObserveStoreError(e guard.Event) {
 // countUnguarded counts an error unless the guards report it. The guards do not report a charge
 // that is invalid.
 func (c *Counts) countUnguarded(err error) {
-	if err != nil && (c.guards.Load() == nil || Reason(err) == reasonInvalid) {
+	if err != nil && (c.guards.Load() == nil || labels.Reason(err) == labels.Invalid) {
 		c.CountError(err)
 	}
 }
@@ -220,7 +205,7 @@ func (c *Counts) countUnguarded(err error) {
 // CountError counts a call of the store that failed. If the call's charges may have been made, it
 // is also counted in UnknownOutcomes.
 func (c *Counts) CountError(err error) {
-	c.errorsByReason[slices.Index(reasons, Reason(err))].Add(1)
+	c.errorsByReason[slices.Index(reasons, labels.Reason(err))].Add(1)
 	if e := penstock.AsStoreError(err); e != nil && e.MayBeCharged {
 		c.unknownOutcome.Add(1)
 	}

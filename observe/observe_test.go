@@ -10,6 +10,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/labels"
 	"github.com/penstock/penstock/policy"
 )
 
@@ -198,9 +199,9 @@ func TestSeriesOfNodesHaveABound(t *testing.T) {
 	breakers["10.0.0.0700:6379"], breakers["10.0.0.0900:6379"] = guard.StateOpen, guard.StateHalfOpen
 	all := Breakers(breakers)
 	defaultState, hasDefault := all["default"]
-	if len(all) != MaxNodes+1 || all["other"] != 2 || !hasDefault || defaultState != 0 {
+	if len(all) != labels.MaxNodes+1 || all["other"] != 2 || !hasDefault || defaultState != 0 {
 		t.Errorf("%d nodes have %d series, the state of default is %d (found: %t), and that of other is %d; want %d series, and the states 0 and 2",
-			len(breakers), len(all), defaultState, hasDefault, all["other"], MaxNodes+1)
+			len(breakers), len(all), defaultState, hasDefault, all["other"], labels.MaxNodes+1)
 	}
 }
 
@@ -225,7 +226,7 @@ func TestRequestsNearTheirLimitAreCounted(t *testing.T) {
 		{10, 2, 80, true}, {10, 3, 80, false}, {10, 0, 100, true}, {10, 1, 100, false}, {10, 5, 50, true}, {10, 6, 50, false},
 		{1, 0, 80, true}, {1, 1, 80, false}, {1 << 51, 1<<51/100*20 + 1, 80, false}, {1 << 51, 1 << 51 / 100 * 20, 80, true},
 	} {
-		if got := IsNear(row.capacity, row.remaining, row.percent); got != row.want {
+		if got := labels.IsNear(row.capacity, row.remaining, row.percent); got != row.want {
 			t.Errorf("with %d of %d left, and %d %%, IsNear returns %t; want %t", row.remaining, row.capacity, row.percent, got, row.want)
 		}
 	}

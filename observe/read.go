@@ -1,13 +1,12 @@
 package observe
 
 import (
-	"errors"
 	"maps"
 	"slices"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/labels"
 )
 
 // Requests calls f with each Rule and its numbers of requests. The index in byOutcome is the
@@ -31,32 +30,6 @@ func (c *Counts) NearLimit(f func(rule Rule, n uint64)) {
 
 // Rules returns all Rules, including Other.
 func (c *Counts) Rules() []Rule { return slices.Collect(maps.Keys(*c.seriesByRule.Load())) }
-
-// A Sum is one of the totals of requests. Each total adds the requests of several outcomes.
-type Sum uint8
-
-// The sums. Each request is counted in either Passed or Rejected. Decisions of shadows are counted
-// in ShadowPassed or ShadowRejected.
-const (
-	Passed         Sum = iota // within its limits, without a limit, exempt, or failed open
-	Rejected                  // over a limit, refused, malformed, failed closed, or abandoned by the client
-	ShadowPassed              // a shadow would have allowed the request
-	ShadowRejected            // a shadow would have denied the request
-	NumSums                   // how many sums there are
-)
-
-// SumOf returns the sum of an outcome.
-func SumOf(o admission.Outcome) Sum {
-	switch {
-	case o == admission.ShadowAllowed:
-		return ShadowPassed
-	case o == admission.ShadowDenied:
-		return ShadowRejected
-	case o.IsAdmitted():
-		return Passed
-	}
-	return Rejected
-}
 
 // Decisions calls f with the number of decisions of each source.
 func (c *Counts) Decisions(f func(source penstock.Source, n uint64)) {
@@ -108,42 +81,19 @@ func (c *Counts) Waiting() (sum int) {
 // Guards returns what SetGuards has set, or nil.
 func (c *Counts) Guards() *Guards { return c.guards.Load() }
 
-// Reason returns the reason of a store's error, as it is named in metrics.
-func Reason(err error) string {
-	if e := penstock.AsStoreError(err); e != nil {
-		return e.Reason.String()
-	}
-	if errors.Is(err, penstock.ErrInvalid) {
-		return reasonInvalid
-	}
-	return otherLabel
-}
-
-// MaxNodes is how many nodes have their own series. A Cluster has one node for each primary, and
-// one for each set of primaries that decide together.
-const MaxNodes = 64
-
 // Breakers returns the states of breakers as numbers, by the label of their node: 0 is closed, 1 is
-// half open, 2 is open. Only MaxNodes nodes have a label of their own. The other nodes share the
+// half open, 2 is open. Only labels.MaxNodes nodes have a label of their own. The other nodes share the
 // label other, with the highest of their states.
 func Breakers(byNode map[string]guard.State) map[string]int {
-	all := make(map[string]int, min(len(byNode), MaxNodes+1))
+	all := make(map[string]int, min(len(byNode), labels.MaxNodes+1))
 	for i, node := range slices.Sorted(maps.Keys(byNode)) {
-		label, severity := Node(node), severityOf(byNode[node])
-		if i >= MaxNodes {
-			label, severity = otherLabel, max(severity, all[otherLabel])
+		label, severity := labels.Node(node), severityOf(byNode[node])
+		if i >= labels.MaxNodes {
+			label, severity = labels.Other, max(severity, all[labels.Other])
 		}
 		all[label] = severity
 	}
 	return all
-}
-
-// Node returns the label of a node, or "default" for a store that has only one node.
-func Node(name string) string {
-	if name == "" {
-		return "default"
-	}
-	return name
 }
 
 // severityOf returns the number of a state in metrics. A larger number is worse.

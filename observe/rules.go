@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/labels"
 	"github.com/penstock/penstock/policy"
 )
 
@@ -14,9 +15,7 @@ type Rule struct{ Name, Limit, Algorithm string }
 // Other is the Rule of requests that belong to no Rule that was set. A policy may also have a rule
 // with the name "other". The series of this rule have other labels than Other, because no algorithm
 // has the name "other".
-var Other = Rule{otherLabel, otherLabel, otherLabel}
-
-const otherLabel = "other"
+var Other = Rule{labels.Other, labels.Other, labels.Other}
 
 // RulesOf returns a Rule for each limit of a policy, including shadows and candidates.
 func RulesOf(rules *policy.Rules) (all []Rule) {

@@ -165,7 +165,7 @@ func (m *Metrics) reportAll(_ context.Context, to metric.Observer) error {
 				continue
 			}
 			outcome, counter := admission.Outcome(o), m.instruments.requests
-			if sum := observe.SumOf(outcome); sum == observe.ShadowPassed || sum == observe.ShadowRejected {
+			if outcome == admission.ShadowAllowed || outcome == admission.ShadowDenied {
 				counter = m.instruments.shadowRequests
 			}
 			report(counter, n, append(attributesOf(rule), outcomeKey.String(outcome.String()))...)

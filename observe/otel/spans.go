@@ -11,6 +11,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/labels"
 	"github.com/penstock/penstock/observe"
 )
 
@@ -104,7 +105,7 @@ func (s *Spans) start(ctx context.Context, at time.Time, attributes []attribute.
 func addFailure(span trace.Span, at time.Time, err error) {
 	options := []trace.EventOption{trace.WithTimestamp(at)}
 	if err != nil {
-		options = append(options, trace.WithAttributes(errorKey.String(observe.Reason(err))))
+		options = append(options, trace.WithAttributes(errorKey.String(labels.Reason(err))))
 	}
 	span.AddEvent("ratelimit.store_failed", options...)
 }

@@ -85,18 +85,20 @@ const ManyRules = 500
 func (m *Metrics) collectRequests(s samples) {
 	hasManyRules := len(m.Rules()) > ManyRules
 	m.Requests(func(rule observe.Rule, byOutcome []uint64) {
-		var sums [observe.NumSums]uint64
-		var total uint64
+		var total, allowed uint64
 		for o, n := range byOutcome {
-			sums[observe.SumOf(admission.Outcome(o))] += n
 			total += n
+			if admission.Outcome(o).IsAdmitted() {
+				allowed += n
+			}
 		}
+		shadowAllowed, shadowDenied := byOutcome[admission.ShadowAllowed], byOutcome[admission.ShadowDenied]
 		if hasManyRules && rule != observe.Other && total == 0 {
 			return
 		}
 		for i, n := range byOutcome {
 			o := admission.Outcome(i)
-			if sum := observe.SumOf(o); sum != observe.Passed && sum != observe.Rejected {
+			if o == admission.ShadowAllowed || o == admission.ShadowDenied {
 				continue
 			}
 			// A rule has series with the value 0 only for the outcomes that its requests can have.
@@ -107,11 +109,10 @@ func (m *Metrics) collectRequests(s samples) {
 				s.counter(requestsDesc, n, rule.Name, rule.Limit, rule.Algorithm, o.String())
 			}
 		}
-		for sum, desc := range [observe.NumSums]*prometheus.Desc{
-			observe.Passed: allowedDesc, observe.Rejected: rejectedDesc, observe.ShadowPassed: shadowAllowedDesc, observe.ShadowRejected: shadowRejectedDesc,
-		} {
-			s.counter(desc, sums[sum], rule.Name, rule.Limit, rule.Algorithm)
-		}
+		s.counter(allowedDesc, allowed, rule.Name, rule.Limit, rule.Algorithm)
+		s.counter(rejectedDesc, total-allowed-shadowAllowed-shadowDenied, rule.Name, rule.Limit, rule.Algorithm)
+		s.counter(shadowAllowedDesc, shadowAllowed, rule.Name, rule.Limit, rule.Algorithm)
+		s.counter(shadowRejectedDesc, shadowDenied, rule.Name, rule.Limit, rule.Algorithm)
 	})
 }
 

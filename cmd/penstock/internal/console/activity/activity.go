@@ -16,8 +16,8 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/internal/labels"
 	"github.com/penstock/penstock/internal/syntax"
-	"github.com/penstock/penstock/observe"
 )
 
 // A Kind is what a list of the most active keys counts.
@@ -244,7 +244,7 @@ func (r *Recorder) observeUnits(charges []penstock.Charge, gap uint32) {
 // isNear reports whether, after a charge, at least Options.NearPercent of the limit is used.
 func (r *Recorder) isNear(c *penstock.Charge, remaining int64) bool {
 	isNewRequest := c.Cost > 0 && c.Mode <= penstock.Draw // Spend and Draw
-	return isNewRequest && observe.IsNear(c.Plan.Capacity(), remaining, r.options.NearPercent)
+	return isNewRequest && labels.IsNear(c.Plan.Capacity(), remaining, r.options.NearPercent)
 }
 
 // isSampled reports whether a random number selects an event as a sample. It selects one in gap

@@ -25,7 +25,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
 	"github.com/penstock/penstock/cmd/penstock/internal/text/redact"
 	"github.com/penstock/penstock/guard"
-	"github.com/penstock/penstock/observe"
+	"github.com/penstock/penstock/internal/labels"
 	penstockotel "github.com/penstock/penstock/observe/otel"
 	"github.com/penstock/penstock/policy"
 )
@@ -370,7 +370,7 @@ func (c *Core) Checks() []admin.Check {
 				return admin.Degraded, "degraded: " + reason
 			}
 			if err := c.probe(ctx); err != nil {
-				return admin.Degraded, "degraded: " + observe.Reason(err)
+				return admin.Degraded, "degraded: " + labels.Reason(err)
 			}
 			return admin.OK, ""
 		}},

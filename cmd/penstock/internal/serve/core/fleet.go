@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/console/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/redisops"
 	"github.com/penstock/penstock/guard"
-	"github.com/penstock/penstock/observe"
+	"github.com/penstock/penstock/internal/labels"
 	"github.com/penstock/penstock/redisstore"
 )
 
@@ -137,7 +137,7 @@ func (f *fleet) readLocked(ctx context.Context) *activity.Fleet {
 	case errors.Is(err, errNoStore):
 		found.Problem = err.Error()
 	default:
-		found.Problem = "the store gives no answer: " + observe.Reason(err)
+		found.Problem = "the store gives no answer: " + labels.Reason(err)
 	}
 	found.Instances = append([]activity.Instance{self}, others...)
 	found.Ignored = activity.Ignored{OtherVersion: f.otherVersion.Load(), Corrupt: f.corrupt.Load(), OtherSecret: f.otherSecret.Load()}

@@ -11,6 +11,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/console/keylimits"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/logthrottle"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/labels"
 	"github.com/penstock/penstock/observe"
 )
 
@@ -106,7 +107,7 @@ func (c *Core) noteFailure(err error, attributes ...any) {
 
 func (c *Core) breakerChanged(node string, from, to guard.State) {
 	c.Metrics.BreakerChanged(node, from, to)
-	node = observe.Node(node)
+	node = labels.Node(node)
 	switch {
 	case to == guard.StateClosed:
 		c.Log.Info("circuit breaker closed: the store is used again", activity.EventAttribute, activity.BreakerClosed, "node", node)

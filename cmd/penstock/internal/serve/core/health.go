@@ -8,7 +8,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/activity"
-	"github.com/penstock/penstock/observe"
+	"github.com/penstock/penstock/internal/labels"
 )
 
 // health logs the beginning, progress and end of a store outage: one line for each reason and
@@ -46,7 +46,7 @@ const (
 // counts for the latest other failure. A corrupt key is no outage, and only logged. If the call is
 // logged, its line gets the attributes.
 func (h *health) failed(err error, attributes ...any) {
-	reason, cause := observe.Reason(err), err
+	reason, cause := labels.Reason(err), err
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	now := time.Now()
@@ -100,7 +100,7 @@ func (h *health) answered() {
 func (h *health) storeDownAtStart(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.reason, h.cause = observe.Reason(err), err
+	h.reason, h.cause = labels.Reason(err), err
 	h.isFailing.Store(true)
 }
 
@@ -116,7 +116,7 @@ func (h *health) tested(err error) (isFirstSign bool) {
 	case err == nil:
 		h.failedTests = 0
 	case h.isFailing.Load():
-		h.reason, h.cause = observe.Reason(err), err
+		h.reason, h.cause = labels.Reason(err), err
 	default:
 		h.failedTests++
 		return h.failedTests >= testsToReport

@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/console/redisops"
+	"github.com/penstock/penstock/internal/labels"
 	"github.com/penstock/penstock/observe"
 	penstockprom "github.com/penstock/penstock/observe/prometheus"
 )
@@ -115,9 +116,9 @@ func (c storeCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	servers := slices.Clone(health.Servers)
 	slices.SortFunc(servers, func(a, b redisops.Server) int { return strings.Compare(a.Address, b.Address) })
-	for _, s := range servers[:min(len(servers), observe.MaxNodes)] {
+	for _, s := range servers[:min(len(servers), labels.MaxNodes)] {
 		for _, series := range allServerSeries {
-			send(series.desc, series.kind, series.value(&s), observe.Node(s.Address))
+			send(series.desc, series.kind, series.value(&s), labels.Node(s.Address))
 		}
 	}
 	if health.Keys == nil {

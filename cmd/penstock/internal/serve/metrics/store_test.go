@@ -9,7 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/console/redisops"
-	"github.com/penstock/penstock/observe"
+	"github.com/penstock/penstock/internal/labels"
 	penstockprom "github.com/penstock/penstock/observe/prometheus"
 )
 
@@ -60,7 +60,7 @@ func TestSeriesOfTheStoreAreBounded(t *testing.T) {
 	}
 	m.SetRules(rules)
 	health := StoreHealth{Keys: &redisops.KeySample{Groups: map[string]float64{"rule7": 1}}}
-	for i := range observe.MaxNodes + 10 {
+	for i := range labels.MaxNodes + 10 {
 		health.Servers = append(health.Servers, redisops.Server{Memory: redisops.Memory{Address: fmt.Sprint("10.0.0.1:", i)}})
 	}
 	for i := range 10_000 {
@@ -68,8 +68,8 @@ func TestSeriesOfTheStoreAreBounded(t *testing.T) {
 	}
 	m.AddStore(func() StoreHealth { return health })
 	page := pageOf(m)
-	if n := strings.Count(page, "\nrate_limiter_store_keys{"); n != observe.MaxNodes {
-		t.Errorf("%d nodes have series; want %d", n, observe.MaxNodes)
+	if n := strings.Count(page, "\nrate_limiter_store_keys{"); n != labels.MaxNodes {
+		t.Errorf("%d nodes have series; want %d", n, labels.MaxNodes)
 	}
 	if n := strings.Count(page, "\nrate_limiter_store_rule_keys{"); n != 2 || !strings.Contains(page, `rule_keys{rule="other"} 10000`) {
 		t.Errorf("%d rules have series; want 2: rule7, and other with 10000 keys", n)

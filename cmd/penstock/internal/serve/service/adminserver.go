@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/console/keylimits"
 	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyrls"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/metrics"
-	"github.com/penstock/penstock/observe"
+	"github.com/penstock/penstock/internal/labels"
 	"github.com/penstock/penstock/redisstore"
 )
 
@@ -124,7 +124,7 @@ func (s *service) storeInfo(context.Context) adminapi.StoreState {
 		Instances: state.Instances,
 	}
 	for node, breaker := range state.Breakers {
-		info.Breakers[observe.Node(node)] = breaker.String()
+		info.Breakers[labels.Node(node)] = breaker.String()
 	}
 	if m := state.Memory; m != nil {
 		info.Memory = &adminapi.Memory{Used: m.Used, Max: m.Max, Policy: m.Policy, Server: m.Address, CanEvict: m.Evicts()}
