@@ -138,19 +138,18 @@ func (a *Admission) prepare(c *compiledRules, outcome admission.Outcome) {
 
 // reject sends the response to a request that is not admitted.
 func (g *Gate) reject(w http.ResponseWriter, c *compiledRules, a *Admission, outcome admission.Outcome) {
-	details, r := a.admission.Rejection(), a.Request
-	d := rejection{rule: details.Rule, policies: details.Policies, retryAfter: details.RetryAfter, detail: details.Detail}
+	d, r := rejection{Rejection: a.admission.Rejection()}, a.Request
 	const isDenied = true
 	switch outcome {
 	case admission.Denied:
 		d.reason, d.status = overLimit, c.deniedStatus
-		d.retrySeconds = a.writeHeaders(c, isDenied, details.RetryAfter)
+		d.retrySeconds = a.writeHeaders(c, isDenied, d.RetryAfter)
 		r = a.withContext()
 	case admission.DeniedNewIdentity:
 		d.reason, d.status = tooManyNew, c.deniedStatus
-		d.retrySeconds = c.headers.Write(a.header, nil, isDenied, details.RetryAfter)
+		d.retrySeconds = c.headers.Write(a.header, nil, isDenied, d.RetryAfter)
 	case admission.FailedClosed:
-		d.reason, d.retrySeconds = failedClosed, quotaheaders.CeilSeconds(details.RetryAfter)
+		d.reason, d.retrySeconds = failedClosed, quotaheaders.CeilSeconds(d.RetryAfter)
 		a.header["Retry-After"] = []string{strconv.FormatInt(d.retrySeconds, 10)}
 	case admission.Refused:
 		d.reason = clientRefused
@@ -172,14 +171,14 @@ func (g *Gate) RejectMalformed(w http.ResponseWriter, r *http.Request, detail st
 
 func (g *Gate) rejectMalformed(w http.ResponseWriter, r *http.Request, c *compiledRules, detail string) {
 	g.controller.Observe(&admission.Event{Context: r.Context(), Outcome: admission.Malformed})
-	g.answer(w, r, c, rejection{reason: requestMalformed, detail: detail})
+	g.answer(w, r, c, rejection{reason: requestMalformed, Rejection: admission.Rejection{Detail: detail}})
 }
 
 // RejectPeer responds to a request with 403. RejectPeer is for handlers that serve trusted proxies
 // only; see IsTrustedProxy. The detail is for the peer: it must contain no secrets.
 func (g *Gate) RejectPeer(w http.ResponseWriter, r *http.Request, detail string) {
 	g.controller.Observe(&admission.Event{Context: r.Context(), Outcome: admission.Refused})
-	g.answer(w, r, g.current(), rejection{reason: peerRefused, detail: detail})
+	g.answer(w, r, g.current(), rejection{reason: peerRefused, Rejection: admission.Rejection{Detail: detail}})
 }
 
 // writeHeaders sets the headers about the request's limits. It returns the value of Retry-After, or
@@ -246,10 +245,8 @@ type rejectionKey struct{}
 
 // A Rejection describes why a request was rejected, for the handler Options.Rejected.
 type Rejection struct {
-	Status     int           // of the built-in response to such a request
-	Rule       string        // empty if no rule rejected it
-	Policies   []string      // the names of the limits that denied it
-	RetryAfter time.Duration // exact; 0 if unknown, penstock.Never if a retry cannot succeed
+	admission.Rejection
+	Status int // of the built-in response to such a request
 }
 
 // RejectionOf returns why the request that has this context was rejected. The bool is false if it
@@ -259,5 +256,5 @@ func RejectionOf(ctx context.Context) (Rejection, bool) {
 	if !ok {
 		return Rejection{}, false
 	}
-	return Rejection{Status: d.responseStatus(), Rule: d.rule, Policies: d.policies, RetryAfter: d.retryAfter}, true
+	return Rejection{d.Rejection, d.responseStatus()}, true
 }

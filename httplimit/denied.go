@@ -11,17 +11,15 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
 )
 
 // A rejection has the contents of the response to a rejected request.
 type rejection struct {
+	admission.Rejection
 	reason       rejectionReason
-	status       int           // default: the reason's own
-	rule         string        // for templates
-	detail       string        // what else the client should know
-	policies     []string      // the names of the limits that denied the request
-	retryAfter   time.Duration // exact; 0 if unknown, penstock.Never if a retry cannot succeed
-	retrySeconds int64         // of Retry-After; 0 if there is none
+	status       int   // default: the reason's own
+	retrySeconds int64 // of Retry-After; 0 if there is none
 }
 
 // A rejectionReason is why a request is rejected.
@@ -137,7 +135,7 @@ const (
 func (b *bodies) execute(d *rejection) ([]byte, error) {
 	var out boundedBuffer
 	err := b.template.Execute(&out, templateData{
-		Status: d.responseStatus(), Rule: d.rule, Policies: d.policies, RetryAfter: d.retrySeconds, RetryAfterMS: d.retryMS(),
+		Status: d.responseStatus(), Rule: d.Rule, Policies: d.Policies, RetryAfter: d.retrySeconds, RetryAfterMS: d.retryMS(),
 	})
 	return out.buffer.Bytes(), err
 }
@@ -152,10 +150,10 @@ func (d *rejection) responseStatus() int {
 
 // retryMS returns retryAfter in ms, rounded up; 0 if it is unknown or penstock.Never.
 func (d *rejection) retryMS() int64 {
-	if d.retryAfter <= 0 || d.retryAfter == penstock.Never {
+	if d.RetryAfter <= 0 || d.RetryAfter == penstock.Never {
 		return 0
 	}
-	return int64((d.retryAfter-1)/time.Millisecond) + 1
+	return int64((d.RetryAfter-1)/time.Millisecond) + 1
 }
 
 // problem returns the body as RFC 9457 defines it.
@@ -168,17 +166,17 @@ func (d *rejection) problem() []byte {
 		Detail       string   `json:"detail,omitempty"`
 		Policies     []string `json:"violated-policies,omitempty"`
 		RetryAfterMS int64    `json:"retry_after_ms,omitempty"`
-	}{Type: p.problemType, Title: p.title, Status: d.responseStatus(), Detail: d.detail, Policies: d.policies, RetryAfterMS: d.retryMS()}
+	}{Type: p.problemType, Title: p.title, Status: d.responseStatus(), Detail: d.Detail, Policies: d.Policies, RetryAfterMS: d.retryMS()}
 	if p.problemType == aboutBlank {
 		out.Title = http.StatusText(out.Status)
 	}
-	if d.detail == "" && d.reason != overLimit {
+	if d.Detail == "" && d.reason != overLimit {
 		out.Detail = p.plain + "."
 	}
 	switch {
 	case out.RetryAfterMS > 0:
 		out.Detail = strings.TrimLeft(out.Detail+" Retry after "+(time.Duration(out.RetryAfterMS)*time.Millisecond).String()+".", " ")
-	case d.retryAfter == penstock.Never:
+	case d.RetryAfter == penstock.Never:
 		out.Detail = "The request costs more than the limit; do not retry."
 	}
 	body, err := json.Marshal(out)
@@ -191,7 +189,7 @@ func (d *rejection) problem() []byte {
 // text returns the text/plain body.
 func (d *rejection) text() []byte {
 	b := append([]byte(nil), problems[d.reason].plain...)
-	for i, name := range d.policies {
+	for i, name := range d.Policies {
 		if i == 0 {
 			b = append(b, ": "...)
 		} else {
@@ -199,12 +197,12 @@ func (d *rejection) text() []byte {
 		}
 		b = append(b, name...)
 	}
-	if d.detail != "" {
-		b = append(append(b, ": "...), d.detail...)
+	if d.Detail != "" {
+		b = append(append(b, ": "...), d.Detail...)
 	}
 	b = append(b, '.')
 	switch {
-	case d.retryAfter == penstock.Never:
+	case d.RetryAfter == penstock.Never:
 		b = append(b, " The request costs more than the limit; do not retry."...)
 	case d.retrySeconds > 0:
 		b = append(b, " Try again in "...)

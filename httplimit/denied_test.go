@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/admission"
 )
 
 // answerDenial returns the response to a request that accepts these types. If accept is "-", the
@@ -32,9 +33,7 @@ func answerDenial(t *testing.T, b *bodies, method, accept string, d rejection) *
 	return w
 }
 
-var searchDenied = rejection{
-	rule: "search", policies: []string{"search.second", "search.day"}, retryAfter: 70*time.Millisecond - time.Microsecond, retrySeconds: 1,
-}
+var searchDenied = rejection{Rejection: admission.Rejection{Rule: "search", Policies: []string{"search.second", "search.day"}, RetryAfter: 70*time.Millisecond - time.Microsecond}, retrySeconds: 1}
 
 func TestDenialsAreProblemsAndText(t *testing.T) {
 	const maxProblem = 280 // bytes; a bound that keeps the bodies small
@@ -48,15 +47,15 @@ func TestDenialsAreProblemsAndText(t *testing.T) {
 			json: `{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota Exceeded","status":429,` +
 				`"detail":"Retry after 70ms.","violated-policies":["search.second","search.day"],"retry_after_ms":70}`,
 			text: "Too many requests: search.second, search.day. Try again in 1 s."},
-		{what: "a cost larger than its limit", rejection: rejection{policies: []string{"upload.minute"}, retryAfter: penstock.Never}, status: 429,
+		{what: "a cost larger than its limit", rejection: rejection{Rejection: admission.Rejection{Policies: []string{"upload.minute"}, RetryAfter: penstock.Never}}, status: 429,
 			json: `{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota Exceeded","status":429,` +
 				`"detail":"The request costs more than the limit; do not retry.","violated-policies":["upload.minute"]}`,
 			text: "Too many requests: upload.minute. The request costs more than the limit; do not retry."},
-		{what: "a limit where 429 is not understood", rejection: rejection{status: 403, policies: []string{"a.b"}, retryAfter: 90 * time.Minute, retrySeconds: 5400}, status: 403,
+		{what: "a limit where 429 is not understood", rejection: rejection{Rejection: admission.Rejection{Policies: []string{"a.b"}, RetryAfter: 90 * time.Minute}, status: 403, retrySeconds: 5400}, status: 403,
 			json: `{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota Exceeded","status":403,` +
 				`"detail":"Retry after 1h30m0s.","violated-policies":["a.b"],"retry_after_ms":5400000}`,
 			text: "Too many requests: a.b. Try again in 5400 s."},
-		{what: "an unavailable store", rejection: rejection{reason: failedClosed, rule: "search", retryAfter: time.Second, retrySeconds: 3}, status: 503,
+		{what: "an unavailable store", rejection: rejection{Rejection: admission.Rejection{Rule: "search", RetryAfter: time.Second}, reason: failedClosed, retrySeconds: 3}, status: 503,
 			json: `{"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity","title":"Temporary Reduced Capacity","status":503,` +
 				`"detail":"Limits cannot be checked at the moment. Retry after 1s.","retry_after_ms":1000}`,
 			text: "Limits cannot be checked at the moment. Try again in 3 s."},
@@ -65,7 +64,7 @@ func TestDenialsAreProblemsAndText(t *testing.T) {
 		{what: "a canceled request", rejection: rejection{reason: requestCanceled}, status: 503,
 			json: `{"type":"about:blank","title":"Service Unavailable","status":503,"detail":"The request was canceled before it was admitted."}`,
 			text: "The request was canceled before it was admitted."},
-		{what: "a malformed request", rejection: rejection{reason: requestMalformed, detail: "the path has %00"}, status: 400,
+		{what: "a malformed request", rejection: rejection{Rejection: admission.Rejection{Detail: "the path has %00"}, reason: requestMalformed}, status: 400,
 			json: `{"type":"about:blank","title":"Bad Request","status":400,"detail":"the path has %00"}`, text: "Bad request: the path has %00."},
 	} {
 		builtIn := newBodies(bodySettings{})
@@ -89,7 +88,7 @@ func TestDenialsAreProblemsAndText(t *testing.T) {
 func TestPolicyCanAnswerAllDenialsWithText(t *testing.T) {
 	text := newBodies(bodySettings{isText: true})
 	for _, accept := range []string{"-", "application/json", "text/plain"} {
-		w := answerDenial(t, text, "GET", accept, rejection{policies: []string{"a.b"}})
+		w := answerDenial(t, text, "GET", accept, rejection{Rejection: admission.Rejection{Policies: []string{"a.b"}}})
 		if w.Body.String() != "Too many requests: a.b.\n" || w.Header().Get("Content-Type") != "text/plain; charset=utf-8" {
 			t.Errorf("Accept: %s: the type is %s, and the body %q; want text", accept, w.Header().Get("Content-Type"), w.Body)
 		}
@@ -106,7 +105,7 @@ func TestCustomBodyIsNotUsedForOtherReasons(t *testing.T) {
 			if reason == overLimit || reason == tooManyNew {
 				continue
 			}
-			d := rejection{reason: reason, detail: map[rejectionReason]string{requestMalformed: "why"}[reason]}
+			d := rejection{Rejection: admission.Rejection{Detail: map[rejectionReason]string{requestMalformed: "why"}[reason]}, reason: reason}
 			for _, accept := range []string{"-", "text/plain"} {
 				got, want := answerDenial(t, custom, "GET", accept, d), answerDenial(t, newBodies(bodySettings{}), "GET", accept, d)
 				if got.Body.String() != want.Body.String() || got.Code != want.Code || got.Header().Get("Content-Type") != want.Header().Get("Content-Type") {
@@ -175,7 +174,7 @@ func TestTemplateHasEveryField(t *testing.T) {
 func TestAFailingTemplateFallsBackToTheProblem(t *testing.T) {
 	many := searchDenied
 	for i := range 60 { // 60 names of 66 bytes: if each is written 20 times, that is more than maxTemplateOutputBytes
-		many.policies = append(many.policies, fmt.Sprintf("%s.%d", strings.Repeat("x", 64), i))
+		many.Policies = append(many.Policies, fmt.Sprintf("%s.%d", strings.Repeat("x", 64), i))
 	}
 	for _, c := range []struct {
 		what, template string

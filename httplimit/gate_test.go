@@ -417,13 +417,13 @@ rules:
 		{what: "more in a header", handler: func(w http.ResponseWriter, r *http.Request) { w.Header().Set("X-Tokens", "350") }, want: `"chat.tokens";r=550`},
 		{what: "nonsense in a header", handler: func(w http.ResponseWriter, r *http.Request) { w.Header().Set("X-Tokens", "-5") }, want: `"chat.tokens";r=800`},
 		{what: "set by the handler", handler: func(w http.ResponseWriter, r *http.Request) {
-			if err := httplimit.Settle(r, 7); err != nil {
+			if err := httplimit.Settle(r.Context(), 7); err != nil {
 				t.Errorf("Settle returns %v; want no error", err)
 			}
 			w.Header().Set("X-Tokens", "500")
 		}, want: `"chat.tokens";r=893`},
 		{what: "set to 0 by the handler", handler: func(w http.ResponseWriter, r *http.Request) {
-			if err := httplimit.Settle(r, 0); err != nil {
+			if err := httplimit.Settle(r.Context(), 0); err != nil {
 				t.Errorf("Settle returns %v; want no error", err)
 			}
 		}, want: `"chat.tokens";r=900`},
@@ -439,7 +439,7 @@ rules:
 			t.Errorf("%s: RateLimit is %s; want %s", c.what, got, c.want)
 		}
 	}
-	if err := httplimit.Settle(httptest.NewRequest("GET", "/", nil), 1); !errors.Is(err, penstock.ErrInvalid) {
+	if err := httplimit.Settle(t.Context(), 1); !errors.Is(err, penstock.ErrInvalid) {
 		t.Errorf("Settle of a request that no gate admitted returns %v; want an ErrInvalid", err)
 	}
 }
@@ -800,7 +800,7 @@ func TestSettlingWithoutActualCostIsAnError(t *testing.T) {
 	for cost, isValid := range map[string]bool{"1": false, "{units: 1, actual: X-Cost}": true} {
 		gate, _ := memoryGate(t, "rules: [{name: a, per: global, limits: [{rate: 10/h, cost: "+cost+"}]}]\n")
 		gate.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if err := httplimit.Settle(r, 3); (err == nil) != isValid || err != nil && !errors.Is(err, penstock.ErrInvalid) {
+			if err := httplimit.Settle(r.Context(), 3); (err == nil) != isValid || err != nil && !errors.Is(err, penstock.ErrInvalid) {
 				t.Errorf("with the cost %s, Settle returns %v; want an error only without actual", cost, err)
 			}
 		})).ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil))

@@ -3,24 +3,16 @@ package httplimit
 import (
 	"fmt"
 	"net/http"
-	"net/netip"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/policy"
 )
 
-// An Inspection shows how a policy reads a request: which charges a Gate would make, and why.
-type Inspection struct {
-	Path       string     // as rules match it, and as it is sent on
-	Address    netip.Addr // the client's
-	Matching   []*policy.Rule
-	Evaluation policy.Evaluation
-}
-
-// Inspect reads a request as a Gate does, and charges nothing. The error wraps penstock.ErrInvalid:
-// a Gate would reject the request as malformed. The descriptor has the values of its entries by
-// their keys. It is nil for HTTP requests; Envoy sends descriptors to its rate limit service.
-func Inspect(rules *policy.Rules, r *http.Request, descriptor map[string][]string) (*Inspection, error) {
+// AttributesOf reads a request as a Gate with these rules does, and charges nothing. The path of the
+// attributes is that which rules match, and which is sent on. The descriptor has the values of its
+// entries by their keys. It is nil for HTTP requests; Envoy sends descriptors to its rate limit
+// service. The error wraps penstock.ErrInvalid: a Gate would reject the request as malformed.
+func AttributesOf(rules *policy.Rules, r *http.Request, descriptor map[string][]string) (policy.Attributes, error) {
 	c, err := compile(rules)
 	if err != nil {
 		return nil, err
@@ -29,13 +21,7 @@ func Inspect(rules *policy.Rules, r *http.Request, descriptor map[string][]strin
 	if err := a.canonicalizePath(c); err != nil {
 		return nil, fmt.Errorf("%w: %w", penstock.ErrInvalid, err)
 	}
-	withDescriptor := &descriptorAttributes{&a.attributes, descriptor}
-	i := &Inspection{Path: a.attributes.path, Address: a.attributes.Address(), Matching: rules.Matching(withDescriptor)}
-	rules.Evaluate(withDescriptor, &i.Evaluation)
-	if i.Evaluation.Ambiguous != "" {
-		return nil, fmt.Errorf("%w: %s", penstock.ErrInvalid, i.Evaluation.Ambiguous)
-	}
-	return i, nil
+	return &descriptorAttributes{&a.attributes, descriptor}, nil
 }
 
 // descriptorAttributes are the attributes of a request and the entries of a descriptor.

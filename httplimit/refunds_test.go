@@ -28,7 +28,7 @@ rules: [{name: chat, per: global, limits: [{name: tokens, rate: 50/s, burst: 100
 		if other := send(h, "GET", "/short", "X-Max", "95"); other.Code != http.StatusOK {
 			t.Errorf("a request of 95 units gets %d; want 200", other.Code)
 		}
-		if err := httplimit.Settle(r, 0); err != nil {
+		if err := httplimit.Settle(r.Context(), 0); err != nil {
 			t.Error(err)
 		}
 	}))
@@ -54,7 +54,7 @@ func TestSimpleGateRefundsOnlyIfAsked(t *testing.T) {
 			t.Fatal(err)
 		}
 		send(gate.Middleware(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-			if err := httplimit.Settle(r, 0); err != nil {
+			if err := httplimit.Settle(r.Context(), 0); err != nil {
 				t.Error(err)
 			}
 		})), "GET", "/")

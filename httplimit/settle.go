@@ -33,15 +33,12 @@ func (a *Admission) announcedCost(name string) (units int64, ok bool) {
 	return units, err == nil
 }
 
-// Settle sets a request's true cost. When the request has been served, its charges are adjusted to
+// Settle sets the true cost of the request that has this context. When the request has been served, its charges are adjusted to
 // this cost. With a policy, only the charges of limits with cost.actual are adjusted. Without one,
 // those of all limits that can refund are, and the least cost is the one unit that was charged,
 // unless SimpleOptions.Refunds is set. A second Settle replaces the first. Settle fails if the
 // request has no such limit.
-func Settle(r *http.Request, actual int64) error { return SettleContext(r.Context(), actual) }
-
-// SettleContext is Settle for handlers that have only the request's context.
-func SettleContext(ctx context.Context, actual int64) error {
+func Settle(ctx context.Context, actual int64) error {
 	a := admissionOf(ctx)
 	if a == nil {
 		return fmt.Errorf("%w: httplimit: no limit applies to the request; settle only requests that came through a Gate", penstock.ErrInvalid)

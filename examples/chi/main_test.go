@@ -19,7 +19,7 @@ func TestChi(t *testing.T) {
 		router.Get("/costs-twice", func(w http.ResponseWriter, r *http.Request) { w.Header()["X-Cost"] = []string{"5", "5"} })
 		router.Get("/costs", func(w http.ResponseWriter, r *http.Request) { w.Header().Set("X-Cost", "5") })
 		router.Get("/settles", func(w http.ResponseWriter, r *http.Request) {
-			if err := httplimit.Settle(r, 5); err != nil {
+			if err := httplimit.Settle(r.Context(), 5); err != nil {
 				panic(err)
 			}
 		})

@@ -43,7 +43,7 @@ func service(gate *httplimit.Gate) http.Handler {
 // overdrawn its limit is rejected until the limit has recovered.
 func complete(w http.ResponseWriter, r *http.Request) {
 	text, tokens := model()
-	if err := httplimit.Settle(r, tokens); err != nil {
+	if err := httplimit.Settle(r.Context(), tokens); err != nil {
 		log.Print(err)
 	}
 	fmt.Fprintln(w, text)

@@ -10,7 +10,7 @@ import (
 
 // Middleware returns Echo middleware that serves the requests that the gate admits. Give it to
 // Echo.Pre, after middleware.Recover: then Echo routes by the path that the rules matched.
-// httplimit.Settle and httplimit.DecisionOf work in the handlers, with c.Request().
+// httplimit.Settle and httplimit.DecisionOf work in the handlers, with c.Request().Context().
 func Middleware(gate *httplimit.Gate) echo.MiddlewareFunc {
 	return func(next echo.HandlerFunc) echo.HandlerFunc {
 		return func(c *echo.Context) error {

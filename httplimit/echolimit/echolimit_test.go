@@ -35,7 +35,7 @@ func TestEcho(t *testing.T) {
 			c.Response().Header().Set("X-Cost", "5")
 			return c.NoContent(http.StatusOK)
 		})
-		e.GET("/settles", func(c *echo.Context) error { return httplimit.Settle(c.Request(), 5) })
+		e.GET("/settles", func(c *echo.Context) error { return httplimit.Settle(c.Request().Context(), 5) })
 		e.GET("/files/*", respond("a file"))
 		return (&http.Server{Handler: e}).Serve
 	})

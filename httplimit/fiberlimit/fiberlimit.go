@@ -12,7 +12,7 @@ import (
 )
 
 // Middleware returns a Fiber handler that serves the requests that the gate admits. Use it first,
-// after recover.New: then Fiber routes by the path that the rules matched. httplimit.SettleContext
+// after recover.New: then Fiber routes by the path that the rules matched. httplimit.Settle
 // works in the handlers, with c.Context().
 //
 // By default, rules distinguish /a from /A and /a/. So set CaseSensitive and StrictRouting in

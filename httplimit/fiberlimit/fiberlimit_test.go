@@ -38,7 +38,7 @@ func service(config fiber.Config, gate *httplimit.Gate, wait func()) func(net.Li
 		c.Response().Header.Add("X-Cost", "5")
 		return nil
 	})
-	app.Get("/settles", func(c fiber.Ctx) error { return httplimit.SettleContext(c.Context(), 5) })
+	app.Get("/settles", func(c fiber.Ctx) error { return httplimit.Settle(c.Context(), 5) })
 	app.Get("/files/*", respond("a file"))
 	return func(l net.Listener) error {
 		return app.Listener(l, fiber.ListenConfig{DisableStartupMessage: true})

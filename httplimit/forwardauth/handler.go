@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"net/url"
 	"strconv"
 
 	"github.com/penstock/penstock/admission"
@@ -82,31 +81,23 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.decide(w, original)
 }
 
-// A Description is a request that a proxy describes in another protocol than HTTP.
-type Description struct {
-	Proxy  string      // the proxy's address, as in http.Request.RemoteAddr
-	Client string      // the address that the proxy got the request from, in the same form
-	Method string      // of the request
-	Host   string      // with its port, if it has one
-	URI    string      // the path with the query, as the client sent it
-	Header http.Header // of the request, with the header that http.address_header names
-}
-
 var (
 	errMethod = errors.New("the method of the request is missing")
 	errURI    = errors.New("the path of the request is missing")
 	errClient = errors.New("the address that the request came from is missing")
 )
 
-// Decide decides a described request, and responds as ServeHTTP does at Ext. The context is that of
-// the proxy's subrequest.
-func (h *Handler) Decide(ctx context.Context, w http.ResponseWriter, d *Description) admission.Outcome {
-	r := (&http.Request{Method: d.Method, Host: d.Host, RemoteAddr: d.Proxy, Header: d.Header, URL: new(url.URL), Body: http.NoBody}).WithContext(ctx)
+// Decide decides a request that a proxy describes in another protocol than HTTP, and responds as
+// ServeHTTP does at Ext. r has the method and the host of the described request, the path with the
+// query in RequestURI, and the headers, with the one that http.address_header names. Its context and
+// RemoteAddr are those of the proxy. client is the address that the proxy got the request from, in
+// the form of RemoteAddr.
+func (h *Handler) Decide(w http.ResponseWriter, r *http.Request, client string) admission.Outcome {
 	if !h.gate.IsTrustedProxy(r) {
 		h.rejectPeer(w, r)
 		return admission.Refused
 	}
-	original, err := d.read(r)
+	original, err := describedBy(r, client)
 	if err != nil {
 		h.misused(err)
 		h.gate.RejectMalformed(w, r, err.Error())
@@ -115,21 +106,21 @@ func (h *Handler) Decide(ctx context.Context, w http.ResponseWriter, d *Descript
 	return h.decide(w, original)
 }
 
-// read returns the request that is described.
-func (d *Description) read(r *http.Request) (*http.Request, error) {
+// describedBy returns the request that the arguments of Decide describe.
+func describedBy(r *http.Request, client string) (*http.Request, error) {
 	switch {
-	case d.Method == "":
+	case r.Method == "":
 		return nil, errMethod
-	case d.URI == "":
+	case r.RequestURI == "":
 		return nil, errURI
-	case d.Client == "":
+	case client == "":
 		return nil, errClient
 	}
-	original, err := originalRequest(r, d.Method, d.Host, d.URI)
+	original, err := originalRequest(r, r.Method, r.Host, r.RequestURI)
 	if err != nil {
 		return nil, err
 	}
-	original.RemoteAddr = d.Client
+	original.RemoteAddr = client
 	return original, nil
 }
 

@@ -33,7 +33,7 @@ func TestGin(t *testing.T) {
 		router.GET("/costs-twice", func(c *gin.Context) { c.Writer.Header()["X-Cost"] = []string{"5", "5"} })
 		router.GET("/costs", func(c *gin.Context) { c.Header("X-Cost", "5") })
 		router.GET("/settles", func(c *gin.Context) {
-			if err := httplimit.Settle(c.Request, 5); err != nil {
+			if err := httplimit.Settle(c.Request.Context(), 5); err != nil {
 				panic(err)
 			}
 		})

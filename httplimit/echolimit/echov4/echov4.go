@@ -9,7 +9,7 @@ import (
 
 // Middleware returns Echo middleware that serves the requests that the gate admits. Give it to
 // Echo.Pre, after middleware.Recover: then Echo routes by the path that the rules matched.
-// httplimit.Settle and httplimit.DecisionOf work in the handlers, with c.Request().
+// httplimit.Settle and httplimit.DecisionOf work in the handlers, with c.Request().Context().
 //
 // The middleware passes an error of a handler to Echo's HTTPErrorHandler, and then returns nil.
 func Middleware(gate *httplimit.Gate) echo.MiddlewareFunc {

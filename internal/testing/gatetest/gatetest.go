@@ -28,7 +28,7 @@ import (
 //	/waits       calls wait
 //	/costs       responds with the header X-Cost: 5
 //	/costs-twice responds with the header X-Cost: 5 twice
-//	/settles     settles a cost of 5 with httplimit.Settle or SettleContext
+//	/settles     settles a cost of 5 with httplimit.Settle
 //	/files/**    responds with 200, by one route for all paths with this prefix
 type Service func(gate *httplimit.Gate, wait func()) (serve func(net.Listener) error)
 

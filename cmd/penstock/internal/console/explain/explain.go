@@ -83,15 +83,19 @@ type Bound struct {
 // the prefix and the secret of the store. The bounds are for this number of instances. Explain also
 // returns the charges of the Report, for CheckCost and Peek.
 func Explain(rules *policy.Rules, r *http.Request, descriptor map[string][]string, keys redisstore.Options, instances int) (*Report, []penstock.Charge, error) {
-	inspection, err := httplimit.Inspect(rules, r, descriptor)
+	attributes, err := httplimit.AttributesOf(rules, r, descriptor)
 	if err != nil {
 		return nil, nil, err
 	}
-	evaluation := &inspection.Evaluation
-	report := &Report{Method: r.Method, Path: inspection.Path, Address: "unix", Tier: evaluation.Tier, Rules: []Rule{}, Charges: []Charge{}}
-	if inspection.Address.IsValid() {
-		report.Address = inspection.Address.String()
+	evaluation := new(policy.Evaluation)
+	if rules.Evaluate(attributes, evaluation); evaluation.Ambiguous != "" {
+		return nil, nil, fmt.Errorf("%w: %s", penstock.ErrInvalid, evaluation.Ambiguous)
 	}
+	report := &Report{Method: r.Method, Path: attributes.Lookup(policy.KindPath, "")[0], Address: "unix", Tier: evaluation.Tier, Rules: []Rule{}, Charges: []Charge{}}
+	if address := attributes.Address(); address.IsValid() {
+		report.Address = address.String()
+	}
+	matching := rules.Matching(attributes)
 	switch evaluation.ListMatch {
 	case policy.AllowListed:
 		report.List = "allow"
@@ -99,7 +103,7 @@ func Explain(rules *policy.Rules, r *http.Request, descriptor map[string][]strin
 		report.List = "deny"
 	}
 	report.Doubts = evaluation.IgnoredValues()
-	report.addRules(inspection)
+	report.addRules(matching, evaluation.Matched)
 	for i := range evaluation.Charges {
 		c, err := newCharge(evaluation.Limits[i], &evaluation.Charges[i], "enforced", r.ContentLength, keys)
 		if err != nil {
@@ -121,24 +125,24 @@ func Explain(rules *policy.Rules, r *http.Request, descriptor map[string][]strin
 			report.Shadows = append(report.Shadows, c)
 		}
 	}
-	report.addUnenforced(inspection)
+	report.addUnenforced(matching, evaluation.Matched)
 	return report, evaluation.Charges, nil
 }
 
 // addUnenforced adds a doubt if shadows count the request, and no limit is enforced for it. A rule
 // whose limits are all shadows replaces less specific rules, as any rule does.
-func (r *Report) addUnenforced(inspection *httplimit.Inspection) {
+func (r *Report) addUnenforced(matching, applied []*policy.Rule) {
 	if len(r.Charges) > 0 || len(r.Shadows) == 0 {
 		return
 	}
 	doubt := "no limit is enforced for this request: shadows count it, and deny nothing"
 	replaces := func(rule *policy.Rule) bool { return !rule.Shadow && !rule.Always && len(rule.Limits) > 0 }
-	i := slices.IndexFunc(inspection.Evaluation.Matched, replaces)
+	i := slices.IndexFunc(applied, replaces)
 	isReplaced := func(rule *policy.Rule) bool {
-		return rule.Enforces() && !rule.Shadow && !slices.Contains(inspection.Evaluation.Matched, rule)
+		return rule.Enforces() && !rule.Shadow && !slices.Contains(applied, rule)
 	}
-	if i >= 0 && slices.ContainsFunc(inspection.Matching, isReplaced) {
-		name := inspection.Evaluation.Matched[i].Name
+	if i >= 0 && slices.ContainsFunc(matching, isReplaced) {
+		name := applied[i].Name
 		doubt += "; write shadow: true into rule " + name + ", in place of its limits, and the less specific rule still applies"
 	}
 	r.Doubts = append(r.Doubts, doubt)
@@ -158,17 +162,17 @@ func BoundsOf(rules *policy.Rules, limit *penstock.Plan, instances int) (all []B
 }
 
 // addRules adds the rules that match the request, and why each applies or does not.
-func (r *Report) addRules(inspection *httplimit.Inspection) {
+func (r *Report) addRules(matching, applied []*policy.Rule) {
 	// Besides the rules with always, at most one enforced rule and one shadow rule apply. The enforced
 	// one is named, if there is one.
 	mostSpecific := ""
-	for _, rule := range inspection.Evaluation.Matched {
+	for _, rule := range applied {
 		if !rule.Always && (mostSpecific == "" || !rule.Shadow) {
 			mostSpecific = rule.Name
 		}
 	}
-	for _, rule := range inspection.Matching {
-		line := Rule{Name: rule.Name, IsApplied: slices.Contains(inspection.Evaluation.Matched, rule)}
+	for _, rule := range matching {
+		line := Rule{Name: rule.Name, IsApplied: slices.Contains(applied, rule)}
 		switch {
 		case r.List != "":
 			line.Why = "the client is on the list " + r.List

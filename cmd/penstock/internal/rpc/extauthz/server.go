@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -88,11 +89,11 @@ func (s *Server) Check(ctx context.Context, q *authv3.CheckRequest) (*authv3.Che
 		return failed("the policy has limits that ext_authz cannot enforce; the log names them"), nil
 	}
 	answer := recorder{header: make(http.Header)}
-	d := describe(ctx, q)
-	outcome := h.Decide(ctx, &answer, d)
+	r := describe(ctx, q)
+	outcome := h.Decide(&answer, r, addressOf(q.GetAttributes().GetSource().GetAddress()))
 	switch {
 	case outcome.IsAdmitted():
-		return allowed(&answer, d.Header), nil
+		return allowed(&answer, r.Header), nil
 	case outcome == admission.Abandoned:
 		return failed("the call ended before there was a decision"), nil
 	}
@@ -101,19 +102,16 @@ func (s *Server) Check(ctx context.Context, q *authv3.CheckRequest) (*authv3.Che
 
 // describe converts a CheckRequest to the form of forwardauth. A missing part stays empty, and
 // forwardauth then responds with status 400.
-func describe(ctx context.Context, q *authv3.CheckRequest) *forwardauth.Description {
-	attributes := q.GetAttributes()
-	r := attributes.GetRequest().GetHttp()
-	d := &forwardauth.Description{
-		Client: addressOf(attributes.GetSource().GetAddress()), Method: r.GetMethod(), Host: r.GetHost(), URI: r.GetPath(), Header: headersOf(r),
-	}
+func describe(ctx context.Context, q *authv3.CheckRequest) *http.Request {
+	d := q.GetAttributes().GetRequest().GetHttp()
+	r := (&http.Request{Method: d.GetMethod(), Host: d.GetHost(), RequestURI: d.GetPath(), Header: headersOf(d), URL: new(url.URL), Body: http.NoBody}).WithContext(ctx)
 	if p, ok := peer.FromContext(ctx); ok {
-		d.Proxy = p.Addr.String()
+		r.RemoteAddr = p.Addr.String()
 	}
-	for name, value := range attributes.GetContextExtensions() {
-		d.Header[http.CanonicalHeaderKey(ContextPrefix+name)] = []string{value}
+	for name, value := range q.GetAttributes().GetContextExtensions() {
+		r.Header[http.CanonicalHeaderKey(ContextPrefix+name)] = []string{value}
 	}
-	return d
+	return r
 }
 
 // headersOf returns the headers of a request, but no pseudo headers and no headers with

@@ -209,7 +209,7 @@ func (r *runner) send(s *Step) {
 		return
 	}
 	if s.Cost != nil {
-		if err := httplimit.Settle(a.Request, *s.Cost); err != nil {
+		if err := httplimit.Settle(a.Request.Context(), *s.Cost); err != nil {
 			r.failOnce(s.Cost, "actual_cost has no effect: no limit of this request has actual")
 		}
 	}
