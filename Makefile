@@ -277,7 +277,7 @@ protos:
 
 ## schema: generates the JSON Schemas of policies, cases and chart values from their structs
 schema:
-	cd cmd/penstock/internal/tools/schemagen && go run . ../../serve/settings/schema.json ../cases/schema.json ../../../../../deploy/helm/penstock/values.schema.json
+	cd cmd/penstock/internal/tools/schemagen && go test -count=1 -run 'UpToDate|OfValues' -update .
 
 tools:
 	@scripts/need "$${PENSTOCK_TEST_SERVER:-redis-server}" redis-server

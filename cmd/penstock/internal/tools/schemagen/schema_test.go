@@ -1,8 +1,9 @@
-package main
+package schemagen
 
 import (
 	"bytes"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -18,31 +19,39 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
-	"github.com/penstock/penstock/cmd/penstock/internal/tools/cases"
 	"github.com/penstock/penstock/internal/testing/effort"
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
 const repository = "../../../../.."
 
-func TestSchemaIsUpToDate(t *testing.T) {
-	text, err := generatePolicy()
+var updates = flag.Bool("update", false, "write the schemas")
+
+// generated returns what generate makes, after a comparison with a file. With the flag -update, it
+// writes the file.
+func generated(t *testing.T, file string, generate func() ([]byte, error)) []byte {
+	t.Helper()
+	text, err := generate()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !bytes.Equal(text, settings.Schema()) {
-		t.Error("settings/schema.json is out of date; run make schema")
+	if *updates {
+		if err := os.WriteFile(file, text, 0o644); err != nil {
+			t.Fatal(err)
+		}
 	}
+	if written, err := os.ReadFile(file); err != nil || !bytes.Equal(text, written) {
+		t.Errorf("%s is out of date (%v); run make schema", file, err)
+	}
+	return text
+}
+
+func TestSchemaIsUpToDate(t *testing.T) {
+	generated(t, "../../serve/settings/schema.json", generatePolicy)
 }
 
 func TestSchemaOfCasesIsUpToDate(t *testing.T) {
-	text, err := generateCases()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(text, cases.Schema()) {
-		t.Error("cases/schema.json is out of date; run make schema")
-	}
+	text := generated(t, "../cases/schema.json", generateCases)
 	document, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
 	if err != nil {
 		t.Fatal(err)
@@ -212,7 +221,7 @@ rules: [{name: 404, unlimited: true}]
 rules: [{name: a, unlimited: "true", limits: []}, {name: b, match: {path: /b}, unlimited: false, per: ip, limits: [{rate: 1/s}]}]
 rules: [{name: a, match: {}, per: global, limits: [{rate: 1/s}]}]
 rules: [{name: a, match: {method: get, path: ["/b/{c}", "/{c}/d/**"], host: ["*.a.b", "[::1]", "*"]}, per: {k: segment c}, limits: [{rate: 1/s}]}, {name: b, unlimited: true}]
-rules: [{name: a, match: {header X-A: [b, c], ip: 10.0.0.0/8, query q: {file: main.go}}, per: global, limits: [{rate: 1/s}]}]
+rules: [{name: a, match: {header X-A: [b, c], ip: 10.0.0.0/8, query q: {file: doc.go}}, per: global, limits: [{rate: 1/s}]}]
 rules: [{name: a, always: true, shadow: true, per: {all_of: [ip, {m: method}]}, limits: [{rate: 1/s, name: 7, headers: true, on_failure: closed, shadow: false}]}]
 rules: [{name: a, per: global, limits: [{rate: "3/s, burst 10"}, {rate: 1_000 PER minute, burst: 10k}, {rate: 10-H, burst: "1,000"}, {rate: 5 writes per 2 days, burst: "${B:-7}"}]}]
 rules: [{name: a, per: global, limits: [{rate: "${RATE:-10}/s"}, {rate: 1M per calendar week, timezone: Europe/Berlin}, {rate: 10/1h30m, algorithm: sub-window, sub_windows: 60}]}]
