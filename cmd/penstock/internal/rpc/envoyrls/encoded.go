@@ -17,7 +17,7 @@ type encodedMessage struct{ bytes []byte }
 var encodedRequests = sync.Pool{New: func() any { return new(encodedMessage) }}
 
 // Codec returns grpc-go's codec of protobuf messages, except that it neither decodes nor encodes
-// the messages of [RegisterEncoded].
+// the messages of [Register].
 func Codec() encoding.CodecV2 { return codec{encoding.GetCodecV2("proto")} }
 
 type codec struct{ encoding.CodecV2 }
@@ -44,14 +44,18 @@ func (c codec) Marshal(from any) (mem.BufferSlice, error) {
 	return mem.BufferSlice{mem.SliceBuffer(m.bytes)}, nil
 }
 
-// RegisterEncoded is [Register] for a server with the option grpc.ForceServerCodecV2(Codec()). Each
-// call takes a third less time, because the generated messages are not used. Calls that arrive
-// while the store decides others are decided together. Interceptors cannot read the messages.
-func RegisterEncoded(to grpc.ServiceRegistrar, e *Engine) {
+// ServiceName is the name of the gRPC service.
+const ServiceName = "envoy.service.ratelimit.v3.RateLimitService"
+
+// Register registers the service of an engine with a server that has the option
+// grpc.ForceServerCodecV2(Codec()). Calls that arrive while the store decides others are decided
+// together, in one context. If isAlone is true, each call is decided in its own context, so that it
+// has a trace. Interceptors cannot read the messages.
+func Register(to grpc.ServiceRegistrar, e *Engine, isAlone bool) {
 	to.RegisterService(&grpc.ServiceDesc{
 		ServiceName: ServiceName, HandlerType: (*any)(nil), Metadata: "envoy/service/ratelimit/v3/rls.proto",
 		Methods: []grpc.MethodDesc{{MethodName: "ShouldRateLimit", Handler: handleEncoded}},
-	}, &gatherer{engine: e})
+	}, &coalescer{engine: e, isAlone: isAlone})
 }
 
 func handleEncoded(server any, ctx context.Context, decode func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
@@ -60,7 +64,7 @@ func handleEncoded(server any, ctx context.Context, decode func(any) error, inte
 		return nil, err
 	}
 	handler := func(ctx context.Context, _ any) (any, error) {
-		response, err := server.(*gatherer).decide(ctx, request.bytes)
+		response, err := server.(*coalescer).decide(ctx, request.bytes)
 		encodedRequests.Put(request)
 		if err != nil {
 			return nil, err

@@ -24,7 +24,7 @@ import (
 	"github.com/penstock/penstock/memstore"
 )
 
-// An encodedService calls the service of RegisterEncoded as a grpc-go server does.
+// An encodedService calls the service of Register as a grpc-go server does.
 type encodedService struct {
 	t      *testing.T
 	desc   *grpc.ServiceDesc
@@ -108,7 +108,7 @@ func inBubble(t *testing.T, o envoyrls.Options, test func(t *testing.T, service 
 		defer g.Close()
 		f := newFixture(t, g, "domain: d\ndescriptors:\n- {key: a, rate_limit: {unit: hour, requests_per_unit: 1}}\n", o)
 		service := &encodedService{t: t}
-		envoyrls.RegisterEncoded(service, f.Engine)
+		envoyrls.Register(service, f.Engine, false)
 		test(t, service, store)
 	})
 }

@@ -1,13 +1,17 @@
 package envoyrls
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net/http"
 	"strings"
 
 	rlsv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 )
 
 // HandlerOptions configure NewHandler. The zero value is useful.
@@ -77,14 +81,13 @@ func (e *Engine) serveJSON(w http.ResponseWriter, r *http.Request, maxBody int64
 		http.Error(w, "Bad Request: the body is not a RateLimitRequest in JSON: "+mistakeOf(err), http.StatusBadRequest)
 		return
 	}
-	answer, err := e.decideProto(r.Context(), &m)
-	if err != nil {
-		http.Error(w, "Bad Request: "+err.Error(), http.StatusBadRequest)
-		return
-	}
-	text, err := protojson.Marshal(answer)
-	if err != nil {
+	answer, text, err := e.decideJSON(r.Context(), &m)
+	switch {
+	case status.Code(err) == codes.Internal:
 		http.Error(w, "the response cannot be encoded as JSON: a name in the configuration is not UTF-8", http.StatusInternalServerError)
+		return
+	case err != nil:
+		http.Error(w, "Bad Request: "+status.Convert(err).Message(), http.StatusBadRequest)
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
@@ -92,6 +95,26 @@ func (e *Engine) serveJSON(w http.ResponseWriter, r *http.Request, maxBody int64
 		w.WriteHeader(http.StatusTooManyRequests)
 	}
 	w.Write(text)
+}
+
+// decideJSON decides a message. It returns the response, also in JSON. An error is a gRPC status.
+func (e *Engine) decideJSON(ctx context.Context, m *rlsv3.RateLimitRequest) (answer *rlsv3.RateLimitResponse, text []byte, err error) {
+	request, err := proto.Marshal(m)
+	if err != nil {
+		return nil, nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	response, err := e.DecideMessage(ctx, request)
+	if err != nil {
+		return nil, nil, err
+	}
+	answer = new(rlsv3.RateLimitResponse)
+	if err = proto.Unmarshal(response, answer); err == nil {
+		text, err = protojson.Marshal(answer)
+	}
+	if err != nil {
+		return nil, nil, status.Error(codes.Internal, err.Error())
+	}
+	return answer, text, nil
 }
 
 // maxMistakeBytes is how many bytes of a parse error are returned. The error repeats a part of the

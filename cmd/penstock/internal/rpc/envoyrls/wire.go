@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyconfig"
@@ -21,11 +22,10 @@ import (
 // methodName is the full name of the only method of the service.
 const methodName = "/" + ServiceName + "/ShouldRateLimit"
 
-// DecideMessage decides an encoded RateLimitRequest, and returns the encoded RateLimitResponse. The
-// response equals that of the service of [Register]. DecideMessage takes less time than that
-// service, because it does not use the generated messages. An error is a gRPC status.
+// DecideMessage decides an encoded RateLimitRequest, and returns the encoded RateLimitResponse. It
+// does not use the generated messages, which would take more time. An error is a gRPC status.
 func (e *Engine) DecideMessage(ctx context.Context, request []byte) ([]byte, error) {
-	x := exchanges.Get().(*exchange)
+	x := messagePairs.Get().(*messagePair)
 	defer x.release()
 	if err := x.request.unmarshal(request); err != nil {
 		return nil, err
@@ -56,7 +56,7 @@ func (e *Engine) DecideMessages(ctx context.Context, list []Message) {
 	listed, items := make([]listedMessage, 0, len(list)), make([]*admission.BatchItem, 0, len(list))
 	for i := range list {
 		m := &list[i]
-		x := exchanges.Get().(*exchange)
+		x := messagePairs.Get().(*messagePair)
 		if m.Err = x.request.unmarshal(m.Request); m.Err != nil {
 			x.release()
 			continue
@@ -68,7 +68,7 @@ func (e *Engine) DecideMessages(ctx context.Context, list []Message) {
 			continue
 		}
 		if c.isPlain() {
-			listed = append(listed, listedMessage{Message: m, exchange: x, call: c})
+			listed = append(listed, listedMessage{Message: m, messagePair: x, call: c})
 			l := &listed[len(listed)-1] // no append moves it, because listed has room for the whole list
 			l.item.Charges = c.beginRound()
 			l.item.Charges.Reuse = &l.admission
@@ -93,24 +93,24 @@ func (e *Engine) DecideMessages(ctx context.Context, list []Message) {
 		if err == nil && len(l.call.pending) > 0 {
 			err = l.call.decide(ctx)
 		}
-		l.finish(l.call, l.exchange, err)
+		l.finish(l.call, l.messagePair, err)
 	}
 }
 
 // A listedMessage is a message whose charges are in the list for the store.
 type listedMessage struct {
 	*Message
-	exchange  *exchange
-	call      *call
-	item      admission.BatchItem
-	admission admission.Admission
+	messagePair *messagePair
+	call        *call
+	item        admission.BatchItem
+	admission   admission.Admission
 }
 
 // errPanic is the error of a call whose decision panicked.
 var errPanic = status.Error(codes.Internal, panicked.Message)
 
 // finish sets the result of a message after its call was decided, and releases the call.
-func (m *Message) finish(c *call, x *exchange, err error) {
+func (m *Message) finish(c *call, x *messagePair, err error) {
 	if err == nil {
 		x.response.prepare(len(x.request.Descriptors))
 		c.writeResponse(&x.response)
@@ -122,6 +122,46 @@ func (m *Message) finish(c *call, x *exchange, err error) {
 	if err != nil {
 		m.Err = grpcError(err)
 	}
+}
+
+// messagePairs pools the messages of calls.
+var messagePairs = sync.Pool{New: func() any { return new(messagePair) }}
+
+// A messagePair is the request and the response of one call.
+type messagePair struct {
+	request  Request
+	response Response
+}
+
+// maxEntriesKept is the capacity of Entries above which its memory is not reused.
+const maxEntriesKept = 32
+
+// release empties the request, and returns x to the pool unless x is too large.
+func (x *messagePair) release() {
+	x.request.Domain = ""
+	for i := range x.request.Descriptors {
+		d := &x.request.Descriptors[i]
+		clear(d.Entries)
+		if cap(d.Entries) > maxEntriesKept {
+			d.Entries = nil
+		}
+		*d = Descriptor{Entries: d.Entries[:0]}
+	}
+	if cap(x.request.Descriptors) <= MaxDescriptors {
+		messagePairs.Put(x)
+	}
+}
+
+// grpcError returns the gRPC status for an error of Decide. Envoy treats all codes alike: its
+// failure_mode_deny decides whether the request passes.
+func grpcError(err error) error {
+	if e, ok := errors.AsType[*Error](err); ok {
+		return status.Error(codes.Code(e.Code), e.Text)
+	}
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return status.FromContextError(err).Err()
+	}
+	return status.Error(codes.Internal, err.Error())
 }
 
 // Field numbers of the messages.
@@ -351,15 +391,21 @@ func (r *Response) appendTo(b []byte) ([]byte, error) {
 		return b, nil
 	}
 	// Metadata are rare and can nest, so the general encoder writes them.
-	m, err := (&Response{Metadata: r.Metadata}).toProto()
-	if err != nil {
-		return b, err
+	metadata, err := structpb.NewStruct(r.Metadata)
+	if err == nil {
+		b, err = proto.MarshalOptions{}.MarshalAppend(b, &rlsv3.RateLimitResponse{DynamicMetadata: metadata})
 	}
-	b, err = proto.MarshalOptions{}.MarshalAppend(b, &rlsv3.RateLimitResponse{DynamicMetadata: m.GetDynamicMetadata()})
 	if err != nil {
 		return b, fmt.Errorf("the metadata of a limit cannot be sent: %w", err)
 	}
 	return b, nil
+}
+
+func codeOf(isOver bool) rlsv3.RateLimitResponse_Code {
+	if isOver {
+		return rlsv3.RateLimitResponse_OVER_LIMIT
+	}
+	return rlsv3.RateLimitResponse_OK
 }
 
 func (s *Status) size() int {

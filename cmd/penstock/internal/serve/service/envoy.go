@@ -307,13 +307,8 @@ func (s *service) fanOut(ctx context.Context, from <-chan os.Signal) (a, b <-cha
 
 // registerEnvoy serves Envoy's rate limit service by gRPC.
 func registerEnvoy(s *service, to grpc.ServiceRegistrar) error {
-	switch {
-	case s.envoy == nil:
-	case s.Telemetry.HasTraces():
-		// RegisterEncoded decides several calls in one context, so they would share a trace.
-		envoyrls.Register(to, s.envoy.engine)
-	default:
-		envoyrls.RegisterEncoded(to, s.envoy.engine)
+	if s.envoy != nil {
+		envoyrls.Register(to, s.envoy.engine, s.Telemetry.HasTraces())
 	}
 	return nil
 }

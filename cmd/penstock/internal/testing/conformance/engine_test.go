@@ -8,7 +8,7 @@ import (
 	"time"
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
-	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyconfig"
@@ -19,15 +19,18 @@ import (
 )
 
 // An inProcessService is Penstock's service without a network.
-type inProcessService struct{ rls.RateLimitServiceServer }
-
-// RegisterService keeps the service.
-func (s *inProcessService) RegisterService(_ *grpc.ServiceDesc, service any) {
-	s.RateLimitServiceServer = service.(rls.RateLimitServiceServer)
-}
+type inProcessService struct{ engine *envoyrls.Engine }
 
 func (s *inProcessService) respond(request *rls.RateLimitRequest) answer {
-	response, err := s.ShouldRateLimit(context.Background(), request)
+	encoded, err := proto.Marshal(request)
+	if err != nil {
+		return answer{err: err}
+	}
+	if encoded, err = s.engine.DecideMessage(context.Background(), encoded); err != nil {
+		return answer{err: err}
+	}
+	response := new(rls.RateLimitResponse)
+	err = proto.Unmarshal(encoded, response)
 	return answer{response: response, err: err}
 }
 
@@ -57,9 +60,7 @@ func newInProcess(clock clock, conf *startConfig, o envoyrls.Options) (*inProces
 	if err != nil {
 		return nil, err
 	}
-	s := new(inProcessService)
-	envoyrls.Register(s, engine)
-	return s, engine.SetConfig(config)
+	return &inProcessService{engine}, engine.SetConfig(config)
 }
 
 // The model of envoyproxy/ratelimit is compared with Penstock, which has its counters in memory.

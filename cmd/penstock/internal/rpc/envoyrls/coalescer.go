@@ -24,33 +24,37 @@ const (
 	maxDeadlineSpread = 2 * time.Millisecond
 )
 
-// A gatherer makes lists of calls that wait at the same time. A call is decided immediately if
+// A coalescer makes lists of calls that wait at the same time. A call is decided immediately if
 // fewer than maxLists lists are in progress, or if it is the last of maxCallsPerList calls that
 // wait. If neither holds, the call waits until a list has ended. If the store hangs, the lists in
 // progress end before the deadlines of their calls. Waiting calls arrived later, so they still have
 // time for a decision of the fallback.
-type gatherer struct {
-	engine *Engine
+type coalescer struct {
+	engine  *Engine
+	isAlone bool // each call is decided alone, in its own context
 
 	mu           sync.Mutex
-	runningLists int             // lists in progress
-	waitingCalls []*gatheredCall // in the order of their arrival
+	runningLists int            // lists in progress
+	waitingCalls []*waitingCall // in the order of their arrival
 }
 
-// A gatheredCall is a call of a gatherer.
-type gatheredCall struct {
+// A waitingCall is a call of a coalescer.
+type waitingCall struct {
 	message  Message
 	deadline time.Time // zero: none
 
 	// ready receives the list that this call must decide, and of which it is the first. After another
 	// call has decided this one, ready receives nil.
-	ready chan []*gatheredCall
+	ready chan []*waitingCall
 }
 
 // decide decides an encoded request, and returns the encoded response. The request is not used
 // after the return.
-func (g *gatherer) decide(ctx context.Context, request []byte) ([]byte, error) {
-	call := &gatheredCall{message: Message{Request: request}}
+func (g *coalescer) decide(ctx context.Context, request []byte) ([]byte, error) {
+	if g.isAlone {
+		return g.engine.DecideMessage(ctx, request)
+	}
+	call := &waitingCall{message: Message{Request: request}}
 	call.deadline, _ = ctx.Deadline()
 	list, isWaiting := g.enter(call)
 	if isWaiting {
@@ -75,11 +79,11 @@ func (g *gatherer) decide(ctx context.Context, request []byte) ([]byte, error) {
 }
 
 // enter returns the list that the call must decide now, or true if it must wait.
-func (g *gatherer) enter(call *gatheredCall) (list []*gatheredCall, isWaiting bool) {
+func (g *coalescer) enter(call *waitingCall) (list []*waitingCall, isWaiting bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.runningLists >= maxLists && len(g.waitingCalls)+1 < maxCallsPerList {
-		call.ready = make(chan []*gatheredCall, 1)
+		call.ready = make(chan []*waitingCall, 1)
 		g.waitingCalls = append(g.waitingCalls, call)
 		return nil, true
 	}
@@ -89,7 +93,7 @@ func (g *gatherer) enter(call *gatheredCall) (list []*gatheredCall, isWaiting bo
 
 // leave removes a call that waits. It returns false if the list of this call is in progress or has
 // ended.
-func (g *gatherer) leave(call *gatheredCall) bool {
+func (g *coalescer) leave(call *waitingCall) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	i := slices.Index(g.waitingCalls, call)
@@ -100,7 +104,7 @@ func (g *gatherer) leave(call *gatheredCall) bool {
 }
 
 // startNext starts the next list after one has ended, if calls wait.
-func (g *gatherer) startNext() {
+func (g *coalescer) startNext() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if len(g.waitingCalls) == 0 {
@@ -114,9 +118,9 @@ func (g *gatherer) startNext() {
 
 // takeLocked makes a list of a call and of all waiting calls with about the same deadline. It
 // removes these from g.waitingCalls.
-func (g *gatherer) takeLocked(first *gatheredCall) []*gatheredCall {
-	list := []*gatheredCall{first}
-	g.waitingCalls = slices.DeleteFunc(g.waitingCalls, func(call *gatheredCall) bool {
+func (g *coalescer) takeLocked(first *waitingCall) []*waitingCall {
+	list := []*waitingCall{first}
+	g.waitingCalls = slices.DeleteFunc(g.waitingCalls, func(call *waitingCall) bool {
 		isNear := call.deadline.Sub(first.deadline).Abs() <= maxDeadlineSpread
 		if isNear {
 			list = append(list, call)
@@ -127,7 +131,7 @@ func (g *gatherer) takeLocked(first *gatheredCall) []*gatheredCall {
 }
 
 // decideList decides a list of calls, and wakes all except the first, which calls decideList.
-func (g *gatherer) decideList(list []*gatheredCall) {
+func (g *coalescer) decideList(list []*waitingCall) {
 	messages := make([]Message, len(list))
 	deadline := list[0].deadline
 	for i, call := range list {

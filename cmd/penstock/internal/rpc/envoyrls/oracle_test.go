@@ -1,5 +1,8 @@
 package envoyrls
 
+// The generated code, with which the tests compare the messages that are read and written without
+// it.
+
 import (
 	"fmt"
 
@@ -66,13 +69,6 @@ func (r *Response) toProto() (*rlsv3.RateLimitResponse, error) {
 		m.DynamicMetadata = metadata
 	}
 	return m, nil
-}
-
-func codeOf(isOver bool) rlsv3.RateLimitResponse_Code {
-	if isOver {
-		return rlsv3.RateLimitResponse_OVER_LIMIT
-	}
-	return rlsv3.RateLimitResponse_OK
 }
 
 func (l *CurrentLimit) toProto() *rlsv3.RateLimitResponse_RateLimit {
