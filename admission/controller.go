@@ -193,11 +193,11 @@ type ExplicitCharges struct {
 type RequestOptions struct {
 	// IdempotencyKey makes repeats of the request free. After the request is granted, a request
 	// with the same IdempotencyKey and the same charges is admitted and charges nothing, for ten
-	// minutes. A request with an IdempotencyKey never waits, and may have at most 63 charges. A repeat is charged again in three cases. The store gave no answer to one of the two
-	// requests, or the store has lost its data, or an error interrupted a batch over several
-	// servers of a Cluster. Rules with before_auth, new_identities and shadows count repeats too.
-	// Repeats are free, so the IdempotencyKey must not come from the client that is limited.
-	// Default: none.
+	// minutes. A request with an IdempotencyKey never waits, and may have at most 63 charges. A
+	// repeat is charged again in three cases. The store gave no answer to one of the two requests,
+	// or the store has lost its data, or an error interrupted a batch over several servers of a
+	// Cluster. Rules with before_auth, new_identities and shadows count repeats too. Repeats are
+	// free, so the IdempotencyKey must not come from the client that is limited. Default: none.
 	IdempotencyKey string
 
 	// Settleable makes a request with an IdempotencyKey a reservation, whose charges the caller

@@ -44,9 +44,10 @@ type Options struct {
 	// begins. Default: rules find the call-cost that the client sent.
 	Cost func(ctx context.Context, method string, message any) int64
 
-	// Messages says that the messages that a client sends on a stream are charged. The first message is
-	// charged with the stream. Each further one is charged as a call of its own, except that it takes
-	// no slots of in_flight limits. Default: a stream is charged once, when it begins.
+	// Messages says that the messages that a client sends on a stream are charged. The first
+	// message is charged with the stream. Each further one is charged as a call of its own, except
+	// that it takes no slots of in_flight limits. Default: a stream is charged once, when it
+	// begins.
 	Messages bool
 
 	// MaxMessageWait is how long a message over a limit may wait. Meanwhile, flow control slows the

@@ -7,8 +7,8 @@ import (
 	"github.com/penstock/penstock/guard/internal/lease"
 )
 
-// LeaseOptions configure the leases of Standard. A lease draws units of a busy key from the store in
-// blocks and spends them locally. So most decisions need no call to the store.
+// LeaseOptions configure the leases of Standard. A lease draws units of a busy key from the store
+// in blocks and spends them locally. So most decisions need no call to the store.
 //
 // A batch is leased if all its charges are Spends of the same cost, under one Key and Group,
 // without Patience, Holder and IsRefundable. Their limits must have a Settings.Lease of 2 or more,
@@ -39,8 +39,8 @@ import (
 // several combinations under a key is leased for one of them at a time.
 //
 // Unspent units are returned after half a Life without requests, shortly before they expire, and by
-// Guarded.Close. Units are returned only as far as they still count in the store. Units of a window count
-// while the window lasts, and units of a bucket until they have drained. If a draw fails, the
+// Guarded.Close. Units are returned only as far as they still count in the store. Units of a window
+// count while the window lasts, and units of a bucket until they have drained. If a draw fails, the
 // callers that wait for it get its error. Units are kept only if they came FromStore. An instance
 // that dies loses at most a block per key.
 //

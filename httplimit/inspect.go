@@ -8,9 +8,9 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// AttributesOf reads a request as a Gate with these rules does, and charges nothing. The path of the
-// attributes is that which rules match, and which is sent on. The descriptor has the values of its
-// entries by their keys. It is nil for HTTP requests; Envoy sends descriptors to its rate limit
+// AttributesOf reads a request as a Gate with these rules does, and charges nothing. The path of
+// the attributes is that which rules match, and which is sent on. The descriptor has the values of
+// its entries by their keys. It is nil for HTTP requests; Envoy sends descriptors to its rate limit
 // service. The error wraps penstock.ErrInvalid: a Gate would reject the request as malformed.
 func AttributesOf(rules *policy.Rules, r *http.Request, descriptor map[string][]string) (policy.Attributes, error) {
 	c, err := compile(rules)

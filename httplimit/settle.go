@@ -33,11 +33,11 @@ func (a *Admission) announcedCost(name string) (units int64, ok bool) {
 	return units, err == nil
 }
 
-// Settle sets the true cost of the request that has this context. When the request has been served, its charges are adjusted to
-// this cost. With a policy, only the charges of limits with cost.actual are adjusted. Without one,
-// those of all limits that can refund are, and the least cost is the one unit that was charged,
-// unless SimpleOptions.Refunds is set. A second Settle replaces the first. Settle fails if the
-// request has no such limit.
+// Settle sets the true cost of the request that has this context. When the request has been served,
+// its charges are adjusted to this cost. With a policy, only the charges of limits with cost.actual
+// are adjusted. Without one, those of all limits that can refund are, and the least cost is the one
+// unit that was charged, unless SimpleOptions.Refunds is set. A second Settle replaces the first.
+// Settle fails if the request has no such limit.
 func Settle(ctx context.Context, actual int64) error {
 	a := admissionOf(ctx)
 	if a == nil {

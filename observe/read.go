@@ -82,8 +82,8 @@ func (c *Counts) Waiting() (sum int) {
 func (c *Counts) Guards() *Guards { return c.guards.Load() }
 
 // Breakers returns the states of breakers as numbers, by the label of their node: 0 is closed, 1 is
-// half open, 2 is open. Only labels.MaxNodes nodes have a label of their own. The other nodes share the
-// label other, with the highest of their states.
+// half open, 2 is open. Only labels.MaxNodes nodes have a label of their own. The other nodes share
+// the label other, with the highest of their states.
 func Breakers(byNode map[string]guard.State) map[string]int {
 	all := make(map[string]int, min(len(byNode), labels.MaxNodes+1))
 	for i, node := range slices.Sorted(maps.Keys(byNode)) {

@@ -13,8 +13,8 @@ import (
 //
 //   - tiers are the tiers that the client may have, as indexes in Spec.Tiers. If the key alone
 //     decides the conditions of the tiers, as a listed API key does, there is one.
-//   - list is the list that has all requests with the key. It is NotListed if the key does not decide
-//     the conditions of the lists.
+//   - list is the list that has all requests with the key. It is NotListed if the key does not
+//     decide the conditions of the lists.
 //   - isUnlisted is true if no request can have the key, because the identity lists the values that
 //     count and that of the key is not among them.
 func (r *Rules) ClientOf(id *Identity, key string) (tiers []int, list ListMatch, isUnlisted bool) {

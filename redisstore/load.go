@@ -59,9 +59,9 @@ func (s *Store) Load(ctx context.Context, plans ...*penstock.Plan) error {
 }
 
 // Scripts returns how often scripts were missing, loaded, or sent as text since the Store was made.
-// missing counts NOSCRIPT replies. loaded counts scripts that were loaded, each once for all servers.
-// evals counts decisions sent by EVAL, with the script's text. After Load, missing and evals grow
-// only if a server is new or has lost its scripts.
+// missing counts NOSCRIPT replies. loaded counts scripts that were loaded, each once for all
+// servers. evals counts decisions sent by EVAL, with the script's text. After Load, missing and
+// evals grow only if a server is new or has lost its scripts.
 func (s *Store) Scripts() (missing, loaded, evals int64) {
 	return s.loads.missing.Load(), s.loads.loaded.Load(), s.loads.evals.Load()
 }

@@ -89,9 +89,9 @@ var (
 
 // Decide decides a request that a proxy describes in another protocol than HTTP, and responds as
 // ServeHTTP does at Ext. r has the method and the host of the described request, the path with the
-// query in RequestURI, and the headers, with the one that http.address_header names. Its context and
-// RemoteAddr are those of the proxy. client is the address that the proxy got the request from, in
-// the form of RemoteAddr.
+// query in RequestURI, and the headers, with the one that http.address_header names. Its context
+// and RemoteAddr are those of the proxy. client is the address that the proxy got the request from,
+// in the form of RemoteAddr.
 func (h *Handler) Decide(w http.ResponseWriter, r *http.Request, client string) admission.Outcome {
 	if !h.gate.IsTrustedProxy(r) {
 		h.rejectPeer(w, r)

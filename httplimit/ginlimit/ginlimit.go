@@ -10,7 +10,8 @@ import (
 )
 
 // Middleware returns a gin handler that serves the requests that the gate admits. Use it after
-// gin.Recovery. httplimit.Settle and httplimit.DecisionOf work in the handlers, with c.Request.Context().
+// gin.Recovery. httplimit.Settle and httplimit.DecisionOf work in the handlers, with
+// c.Request.Context().
 //
 // gin chooses the route before the gate decides. If the rules matched another path than gin did,
 // such as /a instead of /b/../a, the response is 404. To route by the path that the rules matched,

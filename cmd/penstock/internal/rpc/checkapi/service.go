@@ -29,9 +29,10 @@ type Options struct {
 	// group reserved.Stated. Default: callers can only use the limits of the policy.
 	AllowStatedLimits bool
 
-	// AuthFailed is called for each call over HTTP that is refused because its token is missing, wrong
-	// or insufficient: no_token, wrong_token or not_operator. Anyone can send such calls, so log them at a bounded rate. Many goroutines may
-	// call AuthFailed at the same time, and it must be quick. Default: none.
+	// AuthFailed is called for each call over HTTP that is refused because its token is missing,
+	// wrong or insufficient: no_token, wrong_token or not_operator. Anyone can send such calls, so
+	// log them at a bounded rate. Many goroutines may call AuthFailed at the same time, and it must
+	// be quick. Default: none.
 	AuthFailed func(reason string)
 
 	// Secret encrypts the ids of reservations and holds. Processes with the same secret can settle
