@@ -49,8 +49,8 @@ func matching(t testing.TB, spec policy.Spec, paths ...string) policy.Spec {
 // valueOf returns the condition that a source has a value.
 func valueOf(t testing.TB, source policy.Source, value string) policy.Condition {
 	t.Helper()
-	test, err := policy.Is(source, value)
-	if err != nil {
+	test := policy.Test{Source: source}
+	if err := test.Add(value); err != nil {
 		t.Fatal(err)
 	}
 	return policy.Condition{test}

@@ -8,7 +8,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/httplimit"
@@ -50,7 +49,7 @@ rules:
 	replace(files[0])
 
 	var loaded, invalid atomic.Int64
-	watcher, err := policyfile.Watch(file, policyfile.WatchOptions{Options: sections, Settle: time.Millisecond, Notify: func(err error) {
+	watcher, err := policyfile.Watch(file, policyfile.WatchOptions{Options: sections, Notify: func(err error) {
 		if err == nil {
 			loaded.Add(1)
 		} else {

@@ -70,7 +70,7 @@ func TestListedAuthorizationsMatchEverySpellingOfTheScheme(t *testing.T) {
 	t.Parallel()
 	authorization := Header("Authorization")
 	is := func(values ...string) Test {
-		test, err := Is(authorization, values...)
+		test, err := newTest(authorization, values...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -123,7 +123,7 @@ func TestListedAuthorizationsMatchEverySpellingOfTheScheme(t *testing.T) {
 
 func TestListedMethodsMatchInAnyCase(t *testing.T) {
 	t.Parallel()
-	test, err := Is(Source{Kind: KindMethod}, "delete", "PUT")
+	test, err := newTest(Source{Kind: KindMethod}, "delete", "PUT")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,7 +142,7 @@ func TestListedMethodsMatchInAnyCase(t *testing.T) {
 // Servers may decode a cookie, so both of its forms match a value that is listed in either.
 func TestListedCookiesMatchEncodedAndDecoded(t *testing.T) {
 	t.Parallel()
-	test, err := Is(Source{Kind: KindCookie, Name: "sid"}, "s%3Aone", "s:two", "100%")
+	test, err := newTest(Source{Kind: KindCookie, Name: "sid"}, "s%3Aone", "s:two", "100%")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,7 +165,7 @@ func TestListedCookiesMatchEncodedAndDecoded(t *testing.T) {
 // cookie-parser of Express reads JSON after j:, and CGI libraries split a value at an ampersand.
 func TestCookieIsAmbiguousIfServersReadAnotherValue(t *testing.T) {
 	t.Parallel()
-	test, err := Is(Source{Kind: KindCookie, Name: "sid"}, "evil")
+	test, err := newTest(Source{Kind: KindCookie, Name: "sid"}, "evil")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,7 @@ import (
 func TestIgnoredValuesAreThoseThatThePolicyDoesNotList(t *testing.T) {
 	t.Parallel()
 	is := func(source Source, values ...string) Test {
-		test, err := Is(source, values...)
+		test, err := newTest(source, values...)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -27,7 +27,7 @@ func namesOf(t *testing.T, change func(*Spec)) *Rules {
 
 // is returns a test that cannot be wrong.
 func is(source Source, value string) Test {
-	test, err := Is(source, value)
+	test, err := newTest(source, value)
 	if err != nil {
 		panic(err)
 	}

@@ -40,16 +40,6 @@ const (
 var kindWords = [...]string{KindMethod: "method", KindHost: "host", KindHeader: "header", KindCookie: "cookie", KindQuery: "query", KindDescriptor: "descriptor",
 	KindAddress: "ip", KindClaim: "claim", KindSegment: "segment", KindTier: "tier", KindIdentity: ""}
 
-// Kinds returns the kinds that a Source may have, except KindIdentity.
-func Kinds() (kinds []Kind) {
-	for kind, word := range kindWords {
-		if word != "" {
-			kinds = append(kinds, Kind(kind))
-		}
-	}
-	return kinds
-}
-
 // String returns the word that begins a source in a policy file.
 func (k Kind) String() string {
 	if int(k) < len(kindWords) && kindWords[k] != "" {
@@ -146,17 +136,6 @@ type Test struct {
 	texts      map[string]struct{}
 	networks   networks
 	domains    []string // values of hosts such as *.example.com
-}
-
-// Is returns a test that holds if a source has one of certain values. Add describes the values.
-func Is(source Source, values ...string) (Test, error) {
-	t := Test{Source: source}
-	for _, value := range values {
-		if err := t.Add(value); err != nil {
-			return Test{}, err
-		}
-	}
-	return t, nil
 }
 
 // Add adds a value. For an address it may also be a network, and for a host *.example.com, which

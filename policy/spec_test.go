@@ -12,6 +12,17 @@ import (
 	"github.com/penstock/penstock/internal/reserved"
 )
 
+// newTest returns a test that holds if a source has one of certain values. Add describes the values.
+func newTest(source Source, values ...string) (Test, error) {
+	t := Test{Source: source}
+	for _, value := range values {
+		if err := t.Add(value); err != nil {
+			return Test{}, err
+		}
+	}
+	return t, nil
+}
+
 // specWithLists makes a Spec with one rule, a tier, an allow list and a deny list.
 func specWithLists(t *testing.T) Spec {
 	t.Helper()
@@ -21,7 +32,7 @@ func specWithLists(t *testing.T) Spec {
 		t.Fatal(err)
 	}
 	list := func(source Source, value string) []Condition {
-		test, err := Is(source, value)
+		test, err := newTest(source, value)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -132,7 +143,7 @@ func TestKeyByASegmentDependsOnTheRule(t *testing.T) {
 // A segment is read from a canonical path. So its listed values are compared in that form too.
 func TestListedSegmentsHaveTheFormOfPaths(t *testing.T) {
 	t.Parallel()
-	only, err := Is(Source{Kind: KindSegment, Name: "shop"}, "Café", "a b")
+	only, err := newTest(Source{Kind: KindSegment, Name: "shop"}, "Café", "a b")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -141,10 +141,6 @@ func Dial(url string) (Client, error) {
 	return redisclient.Dial(option, func(text string) error { return ReplyError(text) }), nil
 }
 
-// CheckURL returns the error that Open would return for a URL, but reads no file: the files may be
-// on another machine.
-func CheckURL(url string) error { return redisclient.CheckURL(url) }
-
 // Ping returns nil if the server answers. Programs that must not start without a server call Ping
 // first.
 func (s *Store) Ping(ctx context.Context) error {

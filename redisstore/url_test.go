@@ -18,10 +18,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/rueidis"
+
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/redisclient"
 	"github.com/penstock/penstock/redisstore"
-	"github.com/redis/rueidis"
 )
 
 // formatOptions formats the options of a URL, without those that all URLs have in common.
@@ -264,26 +265,6 @@ func TestErrorsOfWrongURLs(t *testing.T) {
 		}
 		if _, err := redisstore.Open(url, redisstore.Options{}); !errors.Is(err, penstock.ErrInvalid) {
 			t.Errorf("Open(%s): %v; want an ErrInvalid", url, err)
-		}
-	}
-}
-
-// CheckURL checks a URL without reading the files that the URL names.
-func TestURLsAreCheckedWithoutTheirFiles(t *testing.T) {
-	t.Parallel()
-	for _, url := range []string{
-		"rediss://h?ca=/no/file&cert=/no/cert&key=/no/key", "redis://h?password_file=/no/file", "redis+cluster://h1,h2", "unix:///run/redis.sock",
-	} {
-		if err := redisstore.CheckURL(url); err != nil {
-			t.Errorf("%s: %v; want a valid URL", url, err)
-		}
-	}
-	for _, url := range []string{
-		"", "h", "http://h", "redis://h/-1", "redis://h1,h2", "rediss://h?cert=/no/cert", "redis://h?ca=/no/file", "redis://h?dial_timeout=1",
-	} {
-		_, want := redisclient.ParseURL(url)
-		if err := redisstore.CheckURL(url); err == nil || !errors.Is(err, penstock.ErrInvalid) || err.Error() != fmt.Sprint(want) {
-			t.Errorf("%s: %v; want %v", url, err, want)
 		}
 	}
 }

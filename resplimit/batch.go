@@ -123,10 +123,10 @@ func (s *Server) decideLists(b *batch) {
 }
 
 // reserve returns how many of n jobs may be decided now as one list: at least one. It adds those
-// after the first to extraJobs, which MaxParallel bounds.
+// after the first to extraJobs, which maxParallel bounds.
 func (s *Server) reserve(n int) int {
 	others := int64(n) - 1
-	if over := min(s.extraJobs.Add(others)-int64(s.options.MaxParallel), others); over > 0 {
+	if over := min(s.extraJobs.Add(others)-int64(s.options.maxParallel), others); over > 0 {
 		s.extraJobs.Add(-over)
 		others -= over
 	}

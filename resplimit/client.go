@@ -136,7 +136,7 @@ func (c *client) send(b *batch) error {
 	if len(b.bytes) == 0 {
 		return nil
 	}
-	c.conn.SetWriteDeadline(time.Now().Add(c.server.options.WriteTimeout))
+	c.conn.SetWriteDeadline(time.Now().Add(c.server.options.writeTimeout))
 	_, err := c.conn.Write(b.bytes)
 	b.bytes = b.bytes[:0]
 	return err

@@ -34,10 +34,6 @@ type Options struct {
 	// them together in few scripts. 1 is best for a memstore, because it never waits. Default: 64.
 	Parallel int
 
-	// MaxParallel is how many commands of all connections together are decided in parallel. Each
-	// connection may decide one more in its own goroutine. Default: 1,024.
-	MaxParallel int
-
 	// MaxConnections is how many clients may be connected. Further clients get an error and are
 	// disconnected. An idle connection takes about 12 KB. A connection takes at most 250 KB: 66 KB of
 	// input, 66 KB of keys, 96 KB of decisions and 20 KB of replies. Default: 10,000.
@@ -49,9 +45,6 @@ type Options struct {
 	// ReadTimeout is how long one command may take to arrive, and how long a client may take to
 	// authenticate. Default: 10 seconds.
 	ReadTimeout time.Duration
-
-	// WriteTimeout is how long a client may take to receive replies. Default: 10 seconds.
-	WriteTimeout time.Duration
 
 	// Observe is called with the decision about each CL.THROTTLE and THROTTLE, unless its quantity is
 	// 0. Rule and Limit of the event are LimitName. If the client gets an error because the store gave
@@ -65,6 +58,9 @@ type Options struct {
 	// Clients can cause many such calls, so log them at a bounded rate. Several goroutines may call
 	// AuthFailed at the same time. AuthFailed must be quick. Default: none.
 	AuthFailed func(reason string, client net.Addr)
+
+	maxParallel  int           // how many commands of all connections are decided in parallel; for tests
+	writeTimeout time.Duration // how long a client may take to receive replies; for tests
 }
 
 // The defaults of Options.
@@ -82,12 +78,12 @@ func (o *Options) setDefaults() {
 	if o.LimitName == "" {
 		o.LimitName = defaultLimitName
 	}
-	for field, value := range map[*int]int{&o.Parallel: defaultParallel, &o.MaxParallel: defaultMaxParallel, &o.MaxConnections: defaultMaxConnections} {
+	for field, value := range map[*int]int{&o.Parallel: defaultParallel, &o.maxParallel: defaultMaxParallel, &o.MaxConnections: defaultMaxConnections} {
 		if *field <= 0 {
 			*field = value
 		}
 	}
-	for field, value := range map[*time.Duration]time.Duration{&o.IdleTimeout: defaultIdleTimeout, &o.ReadTimeout: defaultReadTimeout, &o.WriteTimeout: defaultWriteTimeout} {
+	for field, value := range map[*time.Duration]time.Duration{&o.IdleTimeout: defaultIdleTimeout, &o.ReadTimeout: defaultReadTimeout, &o.writeTimeout: defaultWriteTimeout} {
 		if *field <= 0 {
 			*field = value
 		}
@@ -145,7 +141,7 @@ func New(store penstock.Store, controller *admission.Controller, o Options) (*Se
 	}
 	s.decideStore = batches.Find(store)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	s.workers = workers.New(o.MaxParallel, func(help func()) { help() })
+	s.workers = workers.New(o.maxParallel, func(help func()) { help() })
 	return s, nil
 }
 

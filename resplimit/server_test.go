@@ -164,7 +164,7 @@ func TestAPipelineIsDecidedTogether(t *testing.T) {
 
 func TestParallelDecisionsAreBounded(t *testing.T) {
 	store := &gatheringStore{Store: memstore.New(memstore.Options{}), awaited: 6, release: make(chan struct{})}
-	s, addr := serve(t, store, nil, Options{Parallel: 64, MaxParallel: 4}) // 5 goroutines decide: 4, and that of the connection
+	s, addr := serve(t, store, nil, Options{Parallel: 64, maxParallel: 4}) // 5 goroutines decide: 4, and that of the connection
 	client := connect(t, addr)
 	var pipeline strings.Builder
 	for i := range 40 {
@@ -188,7 +188,7 @@ func TestParallelDecisionsAreBounded(t *testing.T) {
 
 func TestParallelDecisionsOfListsAreBounded(t *testing.T) {
 	store := &gatheringStore{Store: memstore.New(memstore.Options{}), awaited: 6, release: make(chan struct{})}
-	s, addr := serve(t, inLists(store), nil, Options{Parallel: 64, MaxParallel: 4}) // a list has 5 jobs: its first, and 4 others
+	s, addr := serve(t, inLists(store), nil, Options{Parallel: 64, maxParallel: 4}) // a list has 5 jobs: its first, and 4 others
 	client := connect(t, addr)
 	var pipeline strings.Builder
 	for i := range 40 {
@@ -473,8 +473,8 @@ func TestConnectionsAreBounded(t *testing.T) {
 }
 
 func TestSlowClientsAreDisconnected(t *testing.T) {
-	short := Options{IdleTimeout: 50 * time.Millisecond, ReadTimeout: 50 * time.Millisecond, WriteTimeout: 50 * time.Millisecond}
-	long := Options{IdleTimeout: testTimeout, ReadTimeout: 50 * time.Millisecond, WriteTimeout: 50 * time.Millisecond}
+	short := Options{IdleTimeout: 50 * time.Millisecond, ReadTimeout: 50 * time.Millisecond, writeTimeout: 50 * time.Millisecond}
+	long := Options{IdleTimeout: testTimeout, ReadTimeout: 50 * time.Millisecond, writeTimeout: 50 * time.Millisecond}
 	authenticated := long
 	authenticated.Credentials = []Credential{{"", "token"}}
 	for name, c := range map[string]struct {

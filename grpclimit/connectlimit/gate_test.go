@@ -40,8 +40,8 @@ func ruleOf(t *testing.T, name string, key *policy.Identity, limits ...penstock.
 // valueOf returns the condition that a header has a value.
 func valueOf(t *testing.T, header, value string) policy.Condition {
 	t.Helper()
-	test, err := policy.Is(policy.Header(header), value)
-	if err != nil {
+	test := policy.Test{Source: policy.Header(header)}
+	if err := test.Add(value); err != nil {
 		t.Fatal(err)
 	}
 	return policy.Condition{test}

@@ -10,18 +10,18 @@ import (
 
 // The paths that a Handler serves.
 const (
-	// Forward is for proxies that describe a request in X-Forwarded-Method, -Uri and -Host: Traefik,
+	// forwardPath is for proxies that describe a request in X-Forwarded-Method, -Uri and -Host: Traefik,
 	// Caddy, APISIX, and HAProxy with the script of deploy/recipes.
-	Forward = "/auth/forward"
+	forwardPath = "/auth/forward"
 
-	// Request is for nginx and ingress-nginx. These proxies send the method in X-Original-Method. They
+	// requestPath is for nginx and ingress-nginx. These proxies send the method in X-Original-Method. They
 	// send the URL either in X-Original-URL, or in X-Original-URI and X-Forwarded-Host. A rejection is
 	// a 403, with the true status in X-RateLimit-Status.
-	Request = "/auth/request"
+	requestPath = "/auth/request"
 
-	// Ext is for proxies that send the request's own method, host and path, with Ext before the path:
+	// extPath is for proxies that send the request's own method, host and path, with extPath before the path:
 	// Envoy's ext_authz over HTTP.
-	Ext = "/auth/ext"
+	extPath = "/auth/ext"
 )
 
 // IsEndpoint reports whether a Handler serves the path of a URL.
@@ -35,15 +35,15 @@ type endpoint struct {
 }
 
 var endpoints = [...]endpoint{
-	{path: Forward, read: readForward},
-	{path: Request, read: readRequest, isForNginx: true},
-	{path: Ext, read: readExt},
+	{path: forwardPath, read: readForward},
+	{path: requestPath, read: readRequest, isForNginx: true},
+	{path: extPath, read: readExt},
 }
 
 func endpointOf(path string) *endpoint {
 	for i := range endpoints {
 		e := &endpoints[i]
-		isBelowExt := e.path == Ext && strings.HasPrefix(path, Ext+"/")
+		isBelowExt := e.path == extPath && strings.HasPrefix(path, extPath+"/")
 		if path == e.path || isBelowExt {
 			return e
 		}
@@ -64,11 +64,11 @@ const (
 var (
 	errURIForm = errors.New("the URI of the request is not a path with a query; send what the client sent, as in /a?b=c")
 	errURL     = errors.New(originalURL + " is not a URL; send one such as https://example.com/a?b=c")
-	errExt     = errors.New("the path of the request is missing; send it after " + Ext + ", as in " + Ext + "/a?b=c")
+	errExt     = errors.New("the path of the request is missing; send it after " + extPath + ", as in " + extPath + "/a?b=c")
 )
 
 func readForward(r *http.Request) (*http.Request, error) {
-	if err := rejectHeaders(r, Forward, originalMethod, originalURI, originalURL); err != nil {
+	if err := rejectHeaders(r, forwardPath, originalMethod, originalURI, originalURL); err != nil {
 		return nil, err
 	}
 	method, err := singleValue(r, forwardedMethod)
@@ -87,7 +87,7 @@ func readForward(r *http.Request) (*http.Request, error) {
 }
 
 func readRequest(r *http.Request) (*http.Request, error) {
-	if err := rejectHeaders(r, Request, forwardedMethod, forwardedURI); err != nil {
+	if err := rejectHeaders(r, requestPath, forwardedMethod, forwardedURI); err != nil {
 		return nil, err
 	}
 	method, err := singleValue(r, originalMethod)
@@ -120,13 +120,13 @@ func readRequest(r *http.Request) (*http.Request, error) {
 }
 
 func readExt(r *http.Request) (*http.Request, error) {
-	if err := rejectHeaders(r, Ext, forwardedMethod, forwardedURI, originalMethod, originalURI, originalURL); err != nil {
+	if err := rejectHeaders(r, extPath, forwardedMethod, forwardedURI, originalMethod, originalURI, originalURL); err != nil {
 		return nil, err
 	}
 	u := *r.URL
-	u.Path = strings.TrimPrefix(u.Path, Ext)
+	u.Path = strings.TrimPrefix(u.Path, extPath)
 	if u.RawPath != "" {
-		rest, ok := strings.CutPrefix(u.RawPath, Ext)
+		rest, ok := strings.CutPrefix(u.RawPath, extPath)
 		if !ok {
 			return nil, errExt // a part of the prefix is percent-encoded
 		}

@@ -84,17 +84,17 @@ type description struct{ method, host, uri, from string }
 // encodings has a function for each endpoint, and two for Request. A function returns the
 // subrequest by which a proxy describes a request to that endpoint.
 var encodings = map[string]func(d description) (method, target, host string, header []string){
-	forwardauth.Forward: func(d description) (string, string, string, []string) {
+	"/auth/forward": func(d description) (string, string, string, []string) {
 		return "GET", "/auth/forward", "limiter", []string{"X-Forwarded-Method", d.method, "X-Forwarded-Uri", d.uri, "X-Forwarded-Host", d.host, "X-Forwarded-Proto", "https",
 			"X-Forwarded-For", d.from}
 	},
-	forwardauth.Request: func(d description) (string, string, string, []string) {
+	"/auth/request": func(d description) (string, string, string, []string) {
 		return "GET", "/auth/request", "limiter", []string{"X-Original-Method", d.method, "X-Original-URI", d.uri, "X-Forwarded-Host", d.host, "X-Forwarded-For", d.from}
 	},
-	forwardauth.Request + " with a URL": func(d description) (string, string, string, []string) {
+	"/auth/request with a URL": func(d description) (string, string, string, []string) {
 		return "GET", "/auth/request", "limiter", []string{"X-Original-Method", d.method, "X-Original-URL", "https://" + d.host + d.uri, "X-Forwarded-For", d.from}
 	},
-	forwardauth.Ext: func(d description) (string, string, string, []string) {
+	"/auth/ext": func(d description) (string, string, string, []string) {
 		return d.method, "/auth/ext" + d.uri, d.host, []string{"X-Forwarded-For", d.from}
 	},
 }
@@ -123,7 +123,7 @@ func clientStatus(t testing.TB, endpoint string, w *httptest.ResponseRecorder) (
 	t.Helper()
 	status = fmt.Sprint(w.Code)
 	statusHeader := w.Header()["X-Ratelimit-Status"]
-	if !strings.HasPrefix(endpoint, forwardauth.Request) || w.Code == 200 {
+	if !strings.HasPrefix(endpoint, "/auth/request") || w.Code == 200 {
 		if statusHeader != nil {
 			t.Errorf("%s: status %d with X-RateLimit-Status %v; want no such header", endpoint, w.Code, statusHeader)
 		}
@@ -431,8 +431,8 @@ func TestAllMethodsAreDecided(t *testing.T) {
 		h := handlerOf(t, newStoppedStore(), "{http: {trusted_proxies: [192.0.2.1]}, rules: [{name: a, match: {method: "+method+"}, per: ip, limits: [{rate: 1/h}]}]}",
 			admission.Options{})
 		for i, want := range []string{"200", "429"} {
-			w := send(h, forwardauth.Ext, description{method: method, host: "a", uri: "/", from: "203.0.113.9"})
-			if got := clientStatus(t, forwardauth.Ext, w); got != want || method == "HEAD" && w.Body.Len() > 0 {
+			w := send(h, "/auth/ext", description{method: method, host: "a", uri: "/", from: "203.0.113.9"})
+			if got := clientStatus(t, "/auth/ext", w); got != want || method == "HEAD" && w.Body.Len() > 0 {
 				t.Errorf("%s, request %d: status %s, body %s; want status %s, and no body for HEAD", method, i+1, got, w.Body, want)
 			}
 		}
@@ -563,9 +563,9 @@ func TestDescriptionsNeedFewAllocations(t *testing.T) {
 	r.Header.Set("X-API-Key", "k")
 	gateAllocs := countAllocs(gateOf(t, memstore.New(memstore.Options{}), text), r)
 	for endpoint, maxMore := range map[string]float64{ // allocations beyond those of the gate
-		forwardauth.Forward: 2, // the request and its URL
-		forwardauth.Ext:     2,
-		forwardauth.Request: 3, // also the nginxWriter
+		"/auth/forward": 2, // the request and its URL
+		"/auth/ext":     2,
+		"/auth/request": 3, // also the nginxWriter
 	} {
 		h := handlerOf(t, memstore.New(memstore.Options{}), text, admission.Options{})
 		method, target, host, header := encodings[endpoint](description{method: "GET", host: "a", uri: "/api/things/1?x=1", from: "203.0.113.9"})
@@ -632,7 +632,7 @@ func TestRulesThatNeedTheResponseAreInvalid(t *testing.T) {
 			want  string // in RateLimit-Policy
 		}{{good, `"a.hour"`}, {bad, `"a.hour"`}, {bad, `"a.hour"`}, {nil, `"a.hour"`}, {other, `"b.hour"`}} {
 			rules = step.rules
-			w := send(h, forwardauth.Forward, description{method: "GET", host: "a", uri: "/", from: fmt.Sprintf("203.0.113.%d", i)})
+			w := send(h, "/auth/forward", description{method: "GET", host: "a", uri: "/", from: fmt.Sprintf("203.0.113.%d", i)})
 			if got := w.Header().Get("RateLimit-Policy"); !strings.HasPrefix(got, step.want) {
 				t.Errorf("%s, step %d: RateLimit-Policy is %s; want that of %s", limits, i+1, got, step.want)
 			}
@@ -672,7 +672,7 @@ func TestRulesChangeUnderLoad(t *testing.T) {
 	for range 4 {
 		workers.Go(func() {
 			for range 500 {
-				w := send(h, forwardauth.Forward, description{method: "GET", host: "a", uri: "/", from: "203.0.113.9"})
+				w := send(h, "/auth/forward", description{method: "GET", host: "a", uri: "/", from: "203.0.113.9"})
 				if w.Code != 200 || !strings.Contains(w.Header().Get("RateLimit-Policy"), "000000;") { // 1000000 or 2000000
 					t.Errorf("status %d, headers %v, body %s; want 200 with the headers of valid rules", w.Code, w.Header(), w.Body)
 				}

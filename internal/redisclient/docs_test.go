@@ -1,6 +1,8 @@
 package redisclient
 
 import (
+	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -8,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/penstock/penstock"
 )
 
 const docs = "../../docs"
@@ -55,5 +59,25 @@ func TestDocsListAllOptionsOfURLs(t *testing.T) {
 	}
 	if !slices.Equal(listed, urlOptions) {
 		t.Errorf("docs/howto/connect-redis.md lists %q; want %q", listed, urlOptions)
+	}
+}
+
+// CheckURL checks a URL without reading the files that the URL names.
+func TestURLsAreCheckedWithoutTheirFiles(t *testing.T) {
+	t.Parallel()
+	for _, url := range []string{
+		"rediss://h?ca=/no/file&cert=/no/cert&key=/no/key", "redis://h?password_file=/no/file", "redis+cluster://h1,h2", "unix:///run/redis.sock",
+	} {
+		if err := CheckURL(url); err != nil {
+			t.Errorf("%s: %v; want a valid URL", url, err)
+		}
+	}
+	for _, url := range []string{
+		"", "h", "http://h", "redis://h/-1", "redis://h1,h2", "rediss://h?cert=/no/cert", "redis://h?ca=/no/file", "redis://h?dial_timeout=1",
+	} {
+		_, want := ParseURL(url)
+		if err := CheckURL(url); !errors.Is(err, penstock.ErrInvalid) || err.Error() != fmt.Sprint(want) {
+			t.Errorf("%s: %v; want %v", url, err, want)
+		}
 	}
 }

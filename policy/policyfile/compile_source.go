@@ -14,8 +14,10 @@ import (
 // sourceWords are the words that begin a source.
 var sourceWords = func() map[string]policy.Kind {
 	words := make(map[string]policy.Kind)
-	for _, kind := range policy.Kinds() {
-		words[kind.String()] = kind
+	for kind := policy.KindMethod; kind < policy.KindIdentity; kind++ {
+		if kind != policy.KindPath && kind != policy.KindRawQuery { // a rule's match has the path
+			words[kind.String()] = kind
+		}
 	}
 	return words
 }()

@@ -34,7 +34,7 @@ func TestPanicInAReloadKeepsTheRules(t *testing.T) {
 	}
 	var broken atomic.Bool // atomic, because the watcher's own goroutine loads too
 	var reports recorder
-	w, err := watch(path, WatchOptions{Poll: never, Notify: reports.notify}, func(path string) (*Policy, error) {
+	w, err := watch(path, WatchOptions{poll: never, Notify: reports.notify}, func(path string) (*Policy, error) {
 		if broken.Load() {
 			return loadWithBug(path)
 		}

@@ -20,6 +20,11 @@ import (
 // come from one complete load. A file that is missing or has a mistake changes nothing. Many
 // goroutines may call its methods.
 //
+// Files are read when they have not changed for 50 ms, and at the latest a second after the first
+// change. Every 30 s, a poll compares them too. It finds changes that the system does not report
+// (network file systems, folders that were missing). A file with a mistake is loaded again at each
+// poll.
+//
 // To change a policy, write the new text into another file, and rename that file to the name of the
 // policy, as editors and Kubernetes do. If you write into the policy file itself, a load may read a
 // half written file, and half a policy can be valid.
@@ -41,15 +46,6 @@ type Watcher struct {
 type WatchOptions struct {
 	Options
 
-	// Poll is how often the files are read and compared. Polls find changes that the system does not
-	// report (network file systems, folders that were missing). A file with a mistake is loaded again
-	// at each poll. Default: 30s.
-	Poll time.Duration
-
-	// Settle is how long the files must stay unchanged before they are read. If they keep changing,
-	// they are read after 20 times this time. Default: 50ms.
-	Settle time.Duration
-
 	// Ready is called with each policy that was loaded, also the first. The policy takes effect when
 	// Ready returns, so Ready must return soon. Default: none.
 	Ready func(*Policy)
@@ -62,6 +58,8 @@ type WatchOptions struct {
 	// Keys is called after each read of tokens.jwks_url, with its error or nil. Calls may overlap.
 	// Default: none.
 	Keys func(error)
+
+	poll, settle time.Duration // of filewatch.Options; for tests
 }
 
 const loadTries = 5 // how many times a load reads files that change during the load
@@ -84,7 +82,7 @@ func watch(path string, o WatchOptions, load func(string) (*Policy, error), poll
 		o.Notify = func(error) {}
 	}
 	w := &Watcher{path: path, options: o, load: load, files: absolute([]string{path})}
-	w.changes = filewatch.New(filewatch.Options{Poll: o.Poll, Quiet: o.Settle, PollsOnly: pollsOnly})
+	w.changes = filewatch.New(filewatch.Options{Poll: o.poll, Quiet: o.settle, PollsOnly: pollsOnly})
 	if err := w.loadLocked(); err != nil {
 		w.changes.Close()
 		return nil, err

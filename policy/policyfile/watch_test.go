@@ -77,7 +77,7 @@ func loadPlain(path string) (*Policy, error) { return load(path, Options{}) }
 // notifications.
 func newWatcher(t testing.TB, path string, poll time.Duration, o WatchOptions, load func(string) (*Policy, error)) *Watcher {
 	t.Helper()
-	o.Poll = poll
+	o.poll = poll
 	w, err := watch(path, o, load, poll != never)
 	if err != nil {
 		t.Fatal(err)
@@ -305,7 +305,7 @@ func TestBrokenFileChangesNothing(t *testing.T) {
 	for _, text := range broken {
 		reports := new(recorder)
 		name := writeFirstPolicy(t, t.TempDir())
-		w := newWatcher(t, name, never, WatchOptions{Notify: reports.notify, Settle: time.Millisecond}, loadPlain)
+		w := newWatcher(t, name, never, WatchOptions{Notify: reports.notify, settle: time.Millisecond}, loadPlain)
 		before := w.Rules()
 		replace(t, name, text)
 		eventually.True(t, "the failure is reported", func() bool { return len(reports.all()) == 1 })
@@ -329,7 +329,7 @@ func TestUnchangedFileIsNotLoaded(t *testing.T) {
 	for _, poll := range []time.Duration{never, often} {
 		dir, reports := t.TempDir(), new(recorder)
 		name := writeFirstPolicy(t, dir)
-		w := newWatcher(t, name, poll, WatchOptions{Notify: reports.notify, Settle: time.Millisecond}, loadPlain)
+		w := newWatcher(t, name, poll, WatchOptions{Notify: reports.notify, settle: time.Millisecond}, loadPlain)
 		before := w.Rules()
 		for i := range 20 {
 			replace(t, name, version("v1"))
@@ -438,7 +438,7 @@ func TestManyChangesAreFewLoads(t *testing.T) {
 	t.Parallel()
 	reports := new(recorder)
 	name := writeFirstPolicy(t, t.TempDir())
-	w := newWatcher(t, name, never, WatchOptions{Notify: reports.notify, Settle: 200 * time.Millisecond}, loadPlain)
+	w := newWatcher(t, name, never, WatchOptions{Notify: reports.notify, settle: 200 * time.Millisecond}, loadPlain)
 	const changes = 1000
 	for i := range changes {
 		replace(t, name, version(fmt.Sprint("v", i+2)))
@@ -461,7 +461,7 @@ func TestConstantChangesDoNotDelayALoadForever(t *testing.T) {
 			select {
 			case <-stop:
 				return
-			case <-time.After(time.Millisecond): // well within Settle
+			case <-time.After(time.Millisecond): // well within settle
 				_ = os.WriteFile(dir+"/other.log", fmt.Append(nil, i), 0o600)
 			}
 		}
@@ -515,7 +515,7 @@ func TestRulesAreNeverAMixtureOfTwoVersions(t *testing.T) {
 			rules, err := policy.New(policy.Spec{Rules: []*policy.Rule{{Name: string(text) + "." + string(list), Unlimited: true}}})
 			return &Policy{Rules: rules, Files: []string{path, filepath.Join(dir, "list.txt")}}, err
 		}
-		w := newWatcher(t, filepath.Join(dir, "p.yaml"), poll, WatchOptions{Settle: time.Millisecond}, load)
+		w := newWatcher(t, filepath.Join(dir, "p.yaml"), poll, WatchOptions{settle: time.Millisecond}, load)
 		wantOneVersion := func() {
 			if text, list, _ := strings.Cut(versionOf(w), "."); text != list {
 				t.Fatalf("the rules come from version %s of one file and version %s of the other", text, list)
@@ -600,7 +600,7 @@ func TestReloadLoadsChangedFiles(t *testing.T) {
 	// Only Reload loads the file. There are no file notifications, and the bubble's time is too short
 	// for a poll.
 	synctest.Test(t, func(t *testing.T) {
-		w, err := watch(name, WatchOptions{Poll: never, Notify: reports.notify}, loadPlain, true)
+		w, err := watch(name, WatchOptions{poll: never, Notify: reports.notify}, loadPlain, true)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -633,7 +633,7 @@ func TestReloadWhileFilesChange(t *testing.T) {
 	name := writeFirstPolicy(t, t.TempDir())
 	reloads := new(atomic.Int64)
 	isNotifying := new(atomic.Bool)
-	w := newWatcher(t, name, often, WatchOptions{Settle: time.Millisecond, Notify: func(err error) {
+	w := newWatcher(t, name, often, WatchOptions{settle: time.Millisecond, Notify: func(err error) {
 		if !isNotifying.CompareAndSwap(false, true) {
 			t.Error("Notify is called while an earlier call runs")
 		}
@@ -723,7 +723,7 @@ func TestCloseEndsAllGoroutines(t *testing.T) {
 	name := writeFirstPolicy(t, dir)
 	const watchers = 20
 	for i := range watchers {
-		w, err := Watch(name, WatchOptions{Settle: time.Millisecond, Poll: often})
+		w, err := Watch(name, WatchOptions{settle: time.Millisecond, poll: often})
 		must(t, err)
 		replace(t, name, version(fmt.Sprint("v", i)))
 		var wg sync.WaitGroup
@@ -773,7 +773,7 @@ func TestPanicsOfCallbacksDoNotEndWatching(t *testing.T) {
 				panic("a bug in a callback")
 			}
 		}
-		w, err := watch(path, WatchOptions{Poll: often, Notify: func(error) { fail("Notify") }, Ready: func(p *Policy) {
+		w, err := watch(path, WatchOptions{poll: often, Notify: func(error) { fail("Notify") }, Ready: func(p *Policy) {
 			if callback == "Ready" && p.Rules.All()[0].Name == "b" {
 				fail("Ready")
 			}

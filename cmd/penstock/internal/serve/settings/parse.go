@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/internal/redisclient"
 	"github.com/penstock/penstock/redisstore"
 )
 
@@ -256,7 +257,7 @@ func (s *Settings) setStore(text string) error {
 		return errors.New("it is not a URL; write redis://host:6379, rediss://host:6379 for TLS, unix:///path/of.sock, redis+sentinel://host:26379/name, " +
 			"redis+cluster://host:6379, or memory")
 	}
-	return withoutKind(redisstore.CheckURL(text))
+	return withoutKind(redisclient.CheckURL(text))
 }
 
 func (s *Settings) setPrefix(text string) error {
