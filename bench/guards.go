@@ -58,7 +58,17 @@ func wrapDeny(store *redisstore.Store, _ *penstock.Plan) (penstock.Store, int64,
 
 func wrapLease(store *redisstore.Store, limit *penstock.Plan) (penstock.Store, int64, func()) {
 	g := newStandard(store, guard.Options{Timeout: longTimeout, Limits: settingsWithLease, DenyCacheTTL: -1})
-	return g, guard.LeaseOptions{Limits: settingsWithLease}.Excess(limit), g.Close
+	return g, leaseExcess(limit), g.Close
+}
+
+// leaseExcess returns how many units beyond the limit one instance with leases may admit.
+func leaseExcess(limit *penstock.Plan) int64 {
+	for _, b := range (guard.Options{Limits: settingsWithLease, Instances: 1}).Bounds(limit) {
+		if b.When == "leased" {
+			return b.Over
+		}
+	}
+	return 0
 }
 
 func settingsWithLease(*penstock.Plan) guard.Settings { return guard.Settings{Lease: leaseSize} }
@@ -77,7 +87,7 @@ func wrapStandard(store *redisstore.Store, _ *penstock.Plan) (penstock.Store, in
 // wrapLeasing adds guard.Standard with a lease for the limit.
 func wrapLeasing(store *redisstore.Store, limit *penstock.Plan) (penstock.Store, int64, func()) {
 	g := newStandard(store, guard.Options{Timeout: longTimeout, Limits: settingsWithLease})
-	return g, guard.LeaseOptions{Limits: settingsWithLease}.Excess(limit), g.Close
+	return g, leaseExcess(limit), g.Close
 }
 
 func newStandard(store *redisstore.Store, o guard.Options) *guard.Guarded {

@@ -41,10 +41,10 @@ func (o Options) Bounds(plan *penstock.Plan) []Bound {
 	if b.settings.DenyCacheTTL == 0 {
 		b.settings.DenyCacheTTL = o.DenyCacheTTL
 	}
-	o.Lease.Limits, o.Lease.Instances = o.Limits, func() int { return int(b.instances) }
+	leases := o.Lease.engine(o.Limits, func() int { return int(b.instances) })
 	all := []Bound{{"always", 0, plan.Bound()}}
-	if block := o.Lease.engine().LargestBlock(plan); block >= lease.MinBlock {
-		all = append(all, b.leaseBound(o.Lease, block))
+	if block := leases.LargestBlock(plan); block >= lease.MinBlock {
+		all = append(all, b.leaseBound(leases, block))
 	}
 	if p := split.PartsOf(plan.Limit(), b.settings.SplitInto); p != nil {
 		all = append(all, Bound{"split", 0, fmt.Sprintf("no more: each of %d counters has a part; if the limit was larger before, up to %s more until they have drained",
@@ -72,7 +72,7 @@ type bounds struct {
 }
 
 // leaseBound returns the bound of a limit that is leased in blocks of up to the given size.
-func (b *bounds) leaseBound(o LeaseOptions, block int64) Bound {
+func (b *bounds) leaseBound(o lease.Options, block int64) Bound {
 	over := o.Excess(b.plan)
 	text := fmt.Sprintf("no more; each instance may hold up to %s unspent for %v", units(block), cmp.Or(o.Life, lease.DefaultLife))
 	if over > 0 {

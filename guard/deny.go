@@ -23,17 +23,6 @@ type DenyOptions struct {
 	// denial takes about 190 bytes, 110 more for each charge beyond the first, and the plan that it
 	// keeps alive. Default: 65,536.
 	MaxEntries int
-
-	// Limits returns the Settings of a limit. Their DenyCacheTTL replaces MaxAge. Limits is called
-	// for each denial that is cached, and several goroutines may call it at the same time. Default:
-	// all limits have the zero Settings.
-	Limits func(*penstock.Plan) Settings
-
-	// Grants derives denials from grants too. When a grant takes the last tokens of a TokenBucket, the
-	// answer shows how long there will be no tokens. The store's Remaining and ResetAfter must be
-	// exact, as those of redisstore and memstore are. Those of a Split are not exact, so Limits must
-	// say which limits are split. Grants by a Lease are not used. Default: false; Standard sets it.
-	Grants bool
 }
 
 // Deny caches denials of the store and repeats them. So requests of a key over its limit do not
@@ -44,9 +33,9 @@ type DenyOptions struct {
 // counted down, and are those that the store would return. For requests of equal costs, this lasts
 // until RetryAfter. If the limit has requests of smaller costs, it lasts until the smallest of them
 // fits. RetryAfter counts from before the request was sent, and is shortened by 0.1 % and 2 µs
-// because clocks differ. Decisions of the cache have the Source FromDenyCache. With Grants, a grant
-// of a bucket's last tokens is cached as a denial of the next request. So the store decides few
-// requests besides those that it grants.
+// because clocks differ. Decisions of the cache have the Source FromDenyCache. In
+// Standard, a grant of a bucket's last tokens is cached too, as a denial of the next request. So the
+// store decides few requests besides those that it grants.
 //
 // A denial of a TokenBucket answers requests of any cost and Patience. That of another algorithm
 // answers requests of the same cost and Patience.
@@ -94,7 +83,26 @@ type DenyOptions struct {
 // has replied wait for that reply, until their contexts end. If the reply denies these requests
 // too, they get it. If it does not, they are sent to the store.
 func Deny(o DenyOptions) penstock.Decorator {
-	return func(next penstock.Store) penstock.Store { return newDenyCache(next, o) }
+	return func(next penstock.Store) penstock.Store {
+		return newDenyCache(next, denyOptions{MaxAge: o.MaxAge, MaxEntries: o.MaxEntries})
+	}
+}
+
+// denyOptions are DenyOptions and those that only Standard sets.
+type denyOptions struct {
+	MaxAge     time.Duration
+	MaxEntries int
+
+	// Limits returns the Settings of a limit. Their DenyCacheTTL replaces MaxAge. Limits is called
+	// for each denial that is cached, and several goroutines may call it at the same time. nil:
+	// all limits have the zero Settings.
+	Limits func(*penstock.Plan) Settings
+
+	// Grants derives denials from grants too. When a grant takes the last tokens of a TokenBucket, the
+	// answer shows how long there will be no tokens. The store's Remaining and ResetAfter must be
+	// exact, as those of redisstore and memstore are. Those of a Split are not exact, so Limits must
+	// say which limits are split. Grants by a Lease are not used.
+	Grants bool
 }
 
 // A denyCache is the store that Deny makes.
@@ -103,7 +111,7 @@ type denyCache struct {
 	next               batches.Func
 	maxAge             time.Duration
 	limits             func(*penstock.Plan) Settings
-	canLearnFromGrants bool          // DenyOptions.Grants
+	canLearnFromGrants bool          // denyOptions.Grants
 	deadlines          *deadline.Set // bounds the wait for another request's answer; nil: the caller's context does
 	start              time.Time     // now counts from here
 	table              *denials
@@ -112,7 +120,7 @@ type denyCache struct {
 }
 
 // newDenyCache makes a denyCache around a store. It starts no goroutine and needs no Close.
-func newDenyCache(next penstock.Store, o DenyOptions) *denyCache {
+func newDenyCache(next penstock.Store, o denyOptions) *denyCache {
 	if o.MaxAge <= 0 {
 		o.MaxAge = denyCacheTTL
 	}

@@ -21,13 +21,13 @@ func BenchmarkDeny(b *testing.B) {
 	limit, other := compiled(b, penstock.PerDay(1)), compiled(b, penstock.PerHour(1))
 	one := []penstock.Charge{{Key: "user-1234567", Plan: limit, Cost: 1}}
 	two := []penstock.Charge{{Key: "user-1234567", Plan: limit, Cost: 1}, {Key: "user-1234567", Plan: other, Cost: 1}}
-	full := guard.NewDenyCache(denies, guard.DenyOptions{MaxAge: time.Hour})
+	full := guard.NewDenyCache(denies, guard.DenySetup{MaxAge: time.Hour})
 	for i := range 65_536 {
 		_, _ = full.Decide(b.Context(), []penstock.Charge{{Key: strconv.Itoa(i), Plan: limit, Cost: 1}})
 	}
 	memory := func() penstock.Store { return memstore.New(memstore.Options{}) }
 	cached := func(next penstock.Store) penstock.Store {
-		return guard.NewDenyCache(next, guard.DenyOptions{MaxAge: time.Hour})
+		return guard.NewDenyCache(next, guard.DenySetup{MaxAge: time.Hour})
 	}
 	for _, c := range []struct {
 		name    string

@@ -35,7 +35,7 @@ type trace struct {
 	batches int // of several charges
 }
 
-func newTrace(t *testing.T, seed uint64, timeStep time.Duration, o guard.DenyOptions) *trace {
+func newTrace(t *testing.T, seed uint64, timeStep time.Duration, o guard.DenySetup) *trace {
 	r := rand.New(rand.NewPCG(seed, 1))
 	tr := &trace{t: t, seed: seed, timeStep: timeStep, rand: r, store: memstore.New(memstore.Options{}), uncached: memstore.New(memstore.Options{})}
 	tr.cache = guard.NewDenyCache(tr.store, o)
@@ -178,7 +178,7 @@ func TestCachedDenialsAreThoseOfTheStore(t *testing.T) {
 		seed := effort.Seed() + i
 		synctest.Test(t, func(t *testing.T) {
 			maxAge := []time.Duration{0, 50 * time.Millisecond, time.Hour}[seed%3] // 0: the default of 1 s
-			tr := newTrace(t, seed, time.Microsecond, guard.DenyOptions{MaxAge: maxAge, MaxEntries: 8 << (seed % 5), Grants: seed%2 == 1})
+			tr := newTrace(t, seed, time.Microsecond, guard.DenySetup{MaxAge: maxAge, MaxEntries: 8 << (seed % 5), Grants: seed%2 == 1})
 			for tr.step = range steps {
 				tr.pause()
 				charges := tr.charges(tr.anyMode())
@@ -255,7 +255,7 @@ func TestRefundsElsewhereAreNoticedWithinMaxAge(t *testing.T) {
 		seed := effort.Seed() + i
 		synctest.Test(t, func(t *testing.T) {
 			maxAge := []time.Duration{20 * time.Millisecond, 300 * time.Millisecond, time.Second}[seed%3]
-			tr := newTrace(t, seed, time.Nanosecond, guard.DenyOptions{MaxAge: maxAge})
+			tr := newTrace(t, seed, time.Nanosecond, guard.DenySetup{MaxAge: maxAge})
 			freed := time.Now().Add(-time.Hour) // when units last came back
 			for tr.step = range steps {
 				tr.pause()
@@ -341,7 +341,7 @@ func TestCachedDenialsOfMixedCostsAreExact(t *testing.T) {
 			store := memstore.New(memstore.Options{})
 			var instances [3]*guard.DenyCache
 			for i := range instances {
-				instances[i] = guard.NewDenyCache(store, guard.DenyOptions{Grants: true})
+				instances[i] = guard.NewDenyCache(store, guard.DenySetup{Grants: true})
 			}
 			algorithms := []*algorithm.Algorithm{
 				penstock.TokenBucket, penstock.TokenBucket, penstock.TokenBucket, penstock.LeakyBucket, penstock.FixedWindow,
@@ -384,7 +384,7 @@ func TestEqualCostsOverTheLimitCostTheStoreLittle(t *testing.T) {
 	for _, cost := range []int64{1, 7} {
 		synctest.Test(t, func(t *testing.T) {
 			store := newCountingStore()
-			cache := guard.NewDenyCache(store, guard.DenyOptions{Grants: true})
+			cache := guard.NewDenyCache(store, guard.DenySetup{Grants: true})
 			plan := penstock.PerSecond(20).MustCompile()
 			granted := 0
 			for range 10_000 {

@@ -27,7 +27,7 @@ func TestCachedDenialsOfRedisAreTrue(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = store.Close() })
-	cache := guard.NewDenyCache(store, guard.DenyOptions{})
+	cache := guard.NewDenyCache(store, guard.DenySetup{})
 	var judged, cachedDenials, calls atomic.Int64
 	start := time.Now()
 	// drift returns how far the wall clock is ahead of the monotonic clock. The store uses the wall

@@ -25,7 +25,7 @@ import (
 func TestDenyCacheObeysTheLaw(t *testing.T) {
 	t.Parallel()
 	storetest.Run(t, func(*testing.T) penstock.Store {
-		return guard.NewDenyCache(memstore.New(memstore.Options{}), guard.DenyOptions{})
+		return guard.NewDenyCache(memstore.New(memstore.Options{}), guard.DenySetup{})
 	})
 }
 
@@ -37,7 +37,7 @@ func TestDenyCacheOfRedisObeysTheLaw(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = store.Close() })
-	storetest.Run(t, func(*testing.T) penstock.Store { return guard.NewDenyCache(store, guard.DenyOptions{}) })
+	storetest.Run(t, func(*testing.T) penstock.Store { return guard.NewDenyCache(store, guard.DenySetup{}) })
 }
 
 // A countingStore counts its calls. Each call first runs onCall, if it is set. An error of onCall
@@ -106,7 +106,7 @@ func refund(key string, limit *penstock.Plan, cost int64) penstock.Charge {
 func TestDenialIsRememberedUntilItsRetryAfter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newCountingStore()
-		cache := guard.NewDenyCache(store, guard.DenyOptions{})
+		cache := guard.NewDenyCache(store, guard.DenySetup{})
 		limit := penstock.PerSecond(10).MustCompile()
 		checkDecision(t, decide(t, cache, spend("k", limit, 10)), wantAllowed, fromStore)
 		first := decide(t, cache, spend("k", limit, 1))
@@ -141,7 +141,7 @@ func TestDenialsOlderThanMaxAgeAreNotUsed(t *testing.T) {
 		settingsOf := func(l *penstock.Plan) guard.Settings {
 			return guard.Settings{DenyCacheTTL: map[string]time.Duration{"long": 5 * time.Second, "never": -1}[l.Name()]}
 		}
-		cache := guard.NewDenyCache(store, guard.DenyOptions{MaxAge: 2 * time.Second, Limits: settingsOf})
+		cache := guard.NewDenyCache(store, guard.DenySetup{MaxAge: 2 * time.Second, Limits: settingsOf})
 		for name, age := range map[string]time.Duration{"usual": 2 * time.Second, "long": 5 * time.Second, "never": 0} {
 			for _, cost := range []int64{1, 99} { // the limit is 3, so a cost of 99 never fits
 				key := fmt.Sprint(cost)
@@ -163,7 +163,7 @@ func TestDenialsOlderThanMaxAgeAreNotUsed(t *testing.T) {
 func TestDenialAnswersWhatItIsExactFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newCountingStore()
-		cache := guard.NewDenyCache(store, guard.DenyOptions{MaxAge: time.Hour})
+		cache := guard.NewDenyCache(store, guard.DenySetup{MaxAge: time.Hour})
 		limit := penstock.PerDay(10).MustCompile()
 		learnCost(t, cache, limit, 5)
 		for i, step := range []struct {
@@ -231,7 +231,7 @@ func TestDenialsOfLeasedAndSplitLimitsAnswerLess(t *testing.T) {
 		{settings: guard.Settings{SplitInto: 2}, equal: fromCache, other: fromStore},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{Limits: func(*penstock.Plan) guard.Settings { return row.settings }})
+			cache := guard.NewDenyCache(newCountingStore(), guard.DenySetup{Limits: func(*penstock.Plan) guard.Settings { return row.settings }})
 			limit := penstock.PerDay(10).MustCompile()
 			learnCost(t, cache, limit, 5)
 			checkDecision(t, decide(t, cache, spend("k", limit, 8)), wantAllowed, fromStore)
@@ -244,7 +244,7 @@ func TestDenialsOfLeasedAndSplitLimitsAnswerLess(t *testing.T) {
 
 func TestDenialsOfPatientChargesHaveTheirOwnEntries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{})
+		cache := guard.NewDenyCache(newCountingStore(), guard.DenySetup{})
 		limit := penstock.PerSecond(10).MustCompile()
 		decide(t, cache, spend("k", limit, 10))
 		patient := spend("k", limit, 1)
@@ -265,7 +265,7 @@ func TestDenialsOfPatientChargesHaveTheirOwnEntries(t *testing.T) {
 
 func TestWindowsIgnorePatience(t *testing.T) {
 	t.Parallel()
-	cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{MaxAge: time.Hour})
+	cache := guard.NewDenyCache(newCountingStore(), guard.DenySetup{MaxAge: time.Hour})
 	limit := penstock.PerDay(1).With(penstock.AnchoredWindow).MustCompile()
 	patient := spend("k", limit, 1)
 	patient.Patience = time.Minute
@@ -276,7 +276,7 @@ func TestWindowsIgnorePatience(t *testing.T) {
 
 func TestCanceledCallerGetsItsErrorDespiteACachedDenial(t *testing.T) {
 	t.Parallel()
-	cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{MaxAge: time.Hour})
+	cache := guard.NewDenyCache(newCountingStore(), guard.DenySetup{MaxAge: time.Hour})
 	limit := penstock.PerDay(1).MustCompile()
 	for range 2 {
 		decide(t, cache, spend("k", limit, 1))
@@ -290,7 +290,7 @@ func TestCanceledCallerGetsItsErrorDespiteACachedDenial(t *testing.T) {
 
 func TestDeniedDrawDoesNotDenyPatientSpends(t *testing.T) {
 	t.Parallel()
-	cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{})
+	cache := guard.NewDenyCache(newCountingStore(), guard.DenySetup{})
 	limit := penstock.PerMinute(10).MustCompile()
 	decide(t, cache, spend("k", limit, 10))
 	draw := penstock.Charge{Key: "k", Plan: limit, Cost: 1, Mode: penstock.Draw, Patience: 30 * time.Second}
@@ -302,7 +302,7 @@ func TestDeniedDrawDoesNotDenyPatientSpends(t *testing.T) {
 
 func TestCostAboveTheLimitHasNoRetryAfter(t *testing.T) {
 	t.Parallel()
-	cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{MaxAge: time.Hour})
+	cache := guard.NewDenyCache(newCountingStore(), guard.DenySetup{MaxAge: time.Hour})
 	limit := penstock.PerDay(10).MustCompile()
 	decide(t, cache, spend("k", limit, 10))
 	checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantDenied, fromStore)
@@ -320,7 +320,7 @@ func TestCostAboveTheLimitHasNoRetryAfter(t *testing.T) {
 func TestRefundAndResetForgetDenials(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []penstock.Mode{penstock.Refund, penstock.Reset} {
-		cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{MaxAge: time.Hour})
+		cache := guard.NewDenyCache(newCountingStore(), guard.DenySetup{MaxAge: time.Hour})
 		limit, other := penstock.PerDay(10).MustCompile(), penstock.PerHour(10).MustCompile()
 		decide(t, cache, spend("k", limit, 10), spend("k", other, 1))
 		for range 2 {
@@ -341,7 +341,7 @@ func TestRefundAndResetForgetDenials(t *testing.T) {
 func TestRefundOfUnknownOutcomeForgetsDenials(t *testing.T) {
 	t.Parallel()
 	store := newCountingStore()
-	cache := guard.NewDenyCache(store, guard.DenyOptions{})
+	cache := guard.NewDenyCache(store, guard.DenySetup{})
 	limit := penstock.PerDay(10).MustCompile()
 	decide(t, cache, spend("k", limit, 10))
 	decide(t, cache, spend("k", limit, 1))
@@ -363,7 +363,7 @@ func TestRefundOfUnknownOutcomeForgetsDenials(t *testing.T) {
 func TestDenialThatARefundOvertookIsNotCached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newCountingStore()
-		cache := guard.NewDenyCache(slowAnswers{store}, guard.DenyOptions{})
+		cache := guard.NewDenyCache(slowAnswers{store}, guard.DenySetup{})
 		limit := penstock.PerDay(10).MustCompile()
 		decide(t, cache, spend("k", limit, 10))
 		done := make(chan penstock.Decision)
@@ -393,7 +393,7 @@ func (s slowAnswers) Decide(ctx context.Context, charges []penstock.Charge) (pen
 func TestDenialCountsFromItsCallAndRetryAfterFromItsAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		limit := penstock.PerSecond(10).MustCompile()
-		cache := guard.NewDenyCache(slowAnswers{newCountingStore()}, guard.DenyOptions{})
+		cache := guard.NewDenyCache(slowAnswers{newCountingStore()}, guard.DenySetup{})
 		decide(t, cache, spend("k", limit, 10))
 		time.Sleep(40 * time.Millisecond) // with the 10 ms of the answer, 50 ms of 100 ms are over
 		if d := decide(t, cache, spend("k", limit, 1)); d.RetryAfter() != 50*time.Millisecond {
@@ -416,7 +416,7 @@ func TestAnotherPlanIsAnotherEntry(t *testing.T) {
 	sinceMidnightUTC := time.Since(time.Now().UTC().Truncate(24 * time.Hour))
 	zone := time.FixedZone("noon", int((12*time.Hour - sinceMidnightUTC).Seconds()))
 	calendar := penstock.CalendarWindow(algorithm.Day, zone)
-	cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{MaxAge: time.Hour})
+	cache := guard.NewDenyCache(newCountingStore(), guard.DenySetup{MaxAge: time.Hour})
 	for i, pair := range [][2]penstock.Limit{
 		{penstock.PerDay(10), penstock.PerDay(20)},
 		{penstock.PerDay(10).WithBurst(5), penstock.PerDay(10).WithBurst(20)},
@@ -441,7 +441,7 @@ func TestAnotherPlanIsAnotherEntry(t *testing.T) {
 
 func TestDenialsOfSlotsAreNotCached(t *testing.T) {
 	t.Parallel()
-	cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{MaxAge: time.Hour})
+	cache := guard.NewDenyCache(newCountingStore(), guard.DenySetup{MaxAge: time.Hour})
 	slots, rate := penstock.InFlight(1, time.Minute).MustCompile(), penstock.PerDay(1).MustCompile()
 	hold := func(holder string) penstock.Charge {
 		return penstock.Charge{Key: "k", Plan: slots, Cost: 1, Holder: holder}
@@ -469,7 +469,7 @@ func TestDenialsOfSlotsAreNotCached(t *testing.T) {
 
 func TestBatchIsDeniedFromTheCache(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{})
+		cache := guard.NewDenyCache(newCountingStore(), guard.DenySetup{})
 		second, day := penstock.PerSecond(10).MustCompile(), penstock.PerDay(10).MustCompile()
 		batch := func(secondCost, dayCost int64) []penstock.Charge {
 			return []penstock.Charge{spend("k", second, secondCost), spend("k", day, dayCost)}
@@ -507,7 +507,7 @@ func TestDenialsOfFallbacksAreNotCached(t *testing.T) {
 			d, err := store.Decide(ctx, charges)
 			d.Source = source
 			return d, err
-		}), guard.DenyOptions{MaxAge: time.Hour})
+		}), guard.DenySetup{MaxAge: time.Hour})
 		for range 3 {
 			decide(t, cache, spend("k", penstock.PerDay(1).MustCompile(), 1))
 		}
@@ -524,7 +524,7 @@ func TestDenialsOfFallbacksAreNotCached(t *testing.T) {
 func TestErrorsAreNotCached(t *testing.T) {
 	t.Parallel()
 	store := newCountingStore()
-	cache := guard.NewDenyCache(store, guard.DenyOptions{MaxAge: time.Hour})
+	cache := guard.NewDenyCache(store, guard.DenySetup{MaxAge: time.Hour})
 	limit := penstock.PerDay(1).MustCompile()
 	decide(t, cache, spend("k", limit, 1))
 	store.onCall = func(context.Context, []penstock.Charge) error { return penstock.ErrUnavailable }
@@ -541,7 +541,7 @@ func TestErrorsAreNotCached(t *testing.T) {
 
 func TestDenialThatEndsBeforeItArrivesIsNotCached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cache := guard.NewDenyCache(slowAnswers{newCountingStore()}, guard.DenyOptions{})
+		cache := guard.NewDenyCache(slowAnswers{newCountingStore()}, guard.DenySetup{})
 		limit := penstock.PerSecond(50).MustCompile()
 		decide(t, cache, spend("k", limit, 50))
 		checkDecision(t, decide(t, cache, spend("k", limit, 1)), wantDenied, fromStore) // with a RetryAfter of 10 ms, as long as the answer takes
@@ -559,7 +559,7 @@ func TestLongBatchesAndWrongAnswersAreNotCached(t *testing.T) {
 		2: wrong,              // returns one status for two charges
 		9: newCountingStore(), // denials of up to 8 charges are cached
 	} {
-		cache := guard.NewDenyCache(store, guard.DenyOptions{})
+		cache := guard.NewDenyCache(store, guard.DenySetup{})
 		var charges []penstock.Charge
 		for i := range n {
 			charges = append(charges, spend(fmt.Sprint(i), penstock.PerDay(1).MustCompile(), 1))
@@ -607,7 +607,7 @@ func TestOneCallAfterADenialAnswersAllCallers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const callers = 100
 		g := newGatedStore()
-		cache := guard.NewDenyCache(g, guard.DenyOptions{})
+		cache := guard.NewDenyCache(g, guard.DenySetup{})
 		limit := penstock.PerDay(10).MustCompile()
 		decide(t, cache, spend("k", limit, 10))
 		decide(t, cache, spend("k", limit, 1))
@@ -634,7 +634,7 @@ func TestAfterAGrantWaitingCallersGetTheRest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const callers, units = 100, 7
 		g := newGatedStore()
-		cache := guard.NewDenyCache(g, guard.DenyOptions{})
+		cache := guard.NewDenyCache(g, guard.DenySetup{})
 		limit := penstock.PerSecond(units).With(penstock.FixedWindow).MustCompile()
 		decide(t, cache, spend("k", limit, units))
 		decide(t, cache, spend("k", limit, 1))
@@ -656,7 +656,7 @@ func TestAfterAGrantWaitingCallersGetTheRest(t *testing.T) {
 func TestSmallerCostDoesNotWaitForALargerOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGatedStore()
-		cache := guard.NewDenyCache(g, guard.DenyOptions{})
+		cache := guard.NewDenyCache(g, guard.DenySetup{})
 		limit := penstock.PerDay(10).MustCompile()
 		learnCost(t, cache, limit, 5)
 		decide(t, cache, spend("k", limit, 7))
@@ -680,7 +680,7 @@ func TestSmallerCostDoesNotWaitForALargerOne(t *testing.T) {
 func TestWaitingCallerLeavesWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGatedStore()
-		cache := guard.NewDenyCache(g, guard.DenyOptions{})
+		cache := guard.NewDenyCache(g, guard.DenySetup{})
 		limit := penstock.PerDay(10).MustCompile()
 		decide(t, cache, spend("k", limit, 10))
 		decide(t, cache, spend("k", limit, 1))
@@ -699,7 +699,7 @@ func TestWaitingCallerLeavesWithItsContext(t *testing.T) {
 func TestWaitingCallerIsNotDeniedForALargerCost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGatedStore()
-		cache := guard.NewDenyCache(g, guard.DenyOptions{})
+		cache := guard.NewDenyCache(g, guard.DenySetup{})
 		limit := penstock.PerDay(10).MustCompile()
 		learnCost(t, cache, limit, 5)
 		decide(t, cache, spend("k", limit, 7))
@@ -722,7 +722,7 @@ func TestWaitingCallerIsNotDeniedForALargerCost(t *testing.T) {
 func TestPanicOfTheSharedCallReleasesWaitingCallers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newCountingStore()
-		cache := guard.NewDenyCache(store, guard.DenyOptions{})
+		cache := guard.NewDenyCache(store, guard.DenySetup{})
 		limit := penstock.PerDay(10).MustCompile()
 		decide(t, cache, spend("k", limit, 10))
 		decide(t, cache, spend("k", limit, 1))
@@ -752,7 +752,7 @@ func TestPanicOfTheSharedCallReleasesWaitingCallers(t *testing.T) {
 func TestGrantPredictsTheNextDenial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newCountingStore()
-		cache := guard.NewDenyCache(store, guard.DenyOptions{Grants: true})
+		cache := guard.NewDenyCache(store, guard.DenySetup{Grants: true})
 		limit := compiled(t, penstock.PerSecond(10))
 		learnCost(t, cache, limit, 7)
 		store.calls.Store(0)
@@ -782,7 +782,7 @@ func TestGrantPredictsTheNextDenial(t *testing.T) {
 func TestDenialOfOneTierDeniesNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newCountingStore()
-		cache := guard.NewDenyCache(store, guard.DenyOptions{Grants: true})
+		cache := guard.NewDenyCache(store, guard.DenySetup{Grants: true})
 		small, large := compiled(t, penstock.PerHour(10).WithBurst(2)), compiled(t, penstock.PerHour(10).WithBurst(9))
 		checkDecision(t, decide(t, cache, spend("k", small, 1)), wantAllowed, fromStore)
 		checkDecision(t, decide(t, cache, spend("k", small, 1)), wantAllowed, fromStore)
@@ -806,16 +806,16 @@ func TestGrantsThatPredictNoDenial(t *testing.T) {
 	patient.Patience = time.Minute
 	for _, c := range []struct {
 		name    string
-		options guard.DenyOptions
+		options guard.DenySetup
 		charges []penstock.Charge
 	}{
-		{name: "without Grants", options: guard.DenyOptions{}, charges: []penstock.Charge{spend("k", bucket, 10)}},
-		{name: "of a split limit", options: guard.DenyOptions{Grants: true, Limits: settings(guard.Settings{SplitInto: 2})}, charges: []penstock.Charge{spend("k", bucket, 10)}},
-		{name: "of a limit without a deny cache", options: guard.DenyOptions{Grants: true, Limits: settings(guard.Settings{DenyCacheTTL: -1})}, charges: []penstock.Charge{spend("k", bucket, 10)}},
-		{name: "of a window", options: guard.DenyOptions{Grants: true}, charges: []penstock.Charge{spend("k", window, 10)}},
-		{name: "with patience", options: guard.DenyOptions{Grants: true}, charges: []penstock.Charge{patient}},
-		{name: "of a batch", options: guard.DenyOptions{Grants: true}, charges: []penstock.Charge{spend("k", bucket, 10), spend("k", window, 10)}},
-		{name: "with as much left as was taken", options: guard.DenyOptions{Grants: true}, charges: []penstock.Charge{spend("k", bucket, 5)}},
+		{name: "without Grants", options: guard.DenySetup{}, charges: []penstock.Charge{spend("k", bucket, 10)}},
+		{name: "of a split limit", options: guard.DenySetup{Grants: true, Limits: settings(guard.Settings{SplitInto: 2})}, charges: []penstock.Charge{spend("k", bucket, 10)}},
+		{name: "of a limit without a deny cache", options: guard.DenySetup{Grants: true, Limits: settings(guard.Settings{DenyCacheTTL: -1})}, charges: []penstock.Charge{spend("k", bucket, 10)}},
+		{name: "of a window", options: guard.DenySetup{Grants: true}, charges: []penstock.Charge{spend("k", window, 10)}},
+		{name: "with patience", options: guard.DenySetup{Grants: true}, charges: []penstock.Charge{patient}},
+		{name: "of a batch", options: guard.DenySetup{Grants: true}, charges: []penstock.Charge{spend("k", bucket, 10), spend("k", window, 10)}},
+		{name: "with as much left as was taken", options: guard.DenySetup{Grants: true}, charges: []penstock.Charge{spend("k", bucket, 5)}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -837,25 +837,25 @@ func TestGrantsThatPredictNoDenial(t *testing.T) {
 func TestKeyOverItsLimitCostsTheStoreLittle(t *testing.T) {
 	effort.SkipUnderRace(t)
 	const arrivals = 10 // requests during the 1 ms of a reply
-	checkKeyOverItsLimit(t, denyCache(guard.DenyOptions{}), 10, 2*(arrivals+1))
+	checkKeyOverItsLimit(t, denyCache(guard.DenySetup{}), 10, 2*(arrivals+1))
 }
 
 // If grants predict denials, only the first caller calls the store.
 func TestKeyOverItsLimitCostsTheStoreItsGrants(t *testing.T) {
 	effort.SkipUnderRace(t)
-	checkKeyOverItsLimit(t, denyCache(guard.DenyOptions{Grants: true}), 100, 1)
+	checkKeyOverItsLimit(t, denyCache(guard.DenySetup{Grants: true}), 100, 1)
 }
 
 // A lease adds no calls: it draws nothing for a key that is used up.
 func TestLeasedKeyOverItsLimitCostsTheStoreItsGrants(t *testing.T) {
 	effort.SkipUnderRace(t)
 	checkKeyOverItsLimit(t, func(t *testing.T, store penstock.Store) penstock.Store {
-		l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(50)})
-		return guard.NewDenyCache(l, guard.DenyOptions{Grants: true, Limits: leaseUpTo(50)})
+		l := newLease(t, store, guard.LeaseSetup{Limits: leaseUpTo(50)})
+		return guard.NewDenyCache(l, guard.DenySetup{Grants: true, Limits: leaseUpTo(50)})
 	}, 100, 1)
 }
 
-func denyCache(o guard.DenyOptions) func(*testing.T, penstock.Store) penstock.Store {
+func denyCache(o guard.DenySetup) func(*testing.T, penstock.Store) penstock.Store {
 	return func(_ *testing.T, store penstock.Store) penstock.Store { return guard.NewDenyCache(store, o) }
 }
 
@@ -894,7 +894,7 @@ func checkKeyOverItsLimit(t *testing.T, wrap func(*testing.T, penstock.Store) pe
 func TestDenyCacheTTLMayBeUnlimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, maxAge := range []time.Duration{penstock.Never, penstock.Never - 1} {
-			cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{MaxAge: maxAge})
+			cache := guard.NewDenyCache(newCountingStore(), guard.DenySetup{MaxAge: maxAge})
 			limit := penstock.PerDay(1)
 			key := fmt.Sprint(maxAge)
 			decide(t, cache, spend(key, limit.MustCompile(), 1))
@@ -916,7 +916,7 @@ func TestDenyCacheTTLMayBeUnlimited(t *testing.T) {
 // cached.
 func TestOwnRefundIsSpendableAmongManyCallers(t *testing.T) {
 	t.Parallel()
-	cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{MaxEntries: 64})
+	cache := guard.NewDenyCache(newCountingStore(), guard.DenySetup{MaxEntries: 64})
 	limit := penstock.PerDay(10).MustCompile()
 	var rounds, cachedDenials atomic.Int64
 	var owners, others sync.WaitGroup
@@ -965,7 +965,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	keys, entries := int64(effort.Of(100_000, 1_000_000)), int64(4096)
 	denied := penstock.Single(penstock.Status{RetryAfter: time.Hour})
 	store := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) { return denied, nil })
-	cache := guard.NewDenyCache(store, guard.DenyOptions{MaxEntries: int(entries), MaxAge: time.Hour})
+	cache := guard.NewDenyCache(store, guard.DenySetup{MaxEntries: int(entries), MaxAge: time.Hour})
 	limit, err := penstock.PerDay(10).Compile()
 	if err != nil {
 		t.Fatal(err)
@@ -992,7 +992,7 @@ func TestCacheOfDenialsHas65536EntriesByDefault(t *testing.T) {
 	const keys, entries = 300_000, 65_536 // enough keys to fill every place
 	denied := penstock.Single(penstock.Status{RetryAfter: time.Hour})
 	store := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) { return denied, nil })
-	cache := guard.NewDenyCache(store, guard.DenyOptions{MaxAge: time.Hour})
+	cache := guard.NewDenyCache(store, guard.DenySetup{MaxAge: time.Hour})
 	limit := penstock.PerDay(10).MustCompile()
 	for i := range keys {
 		decide(t, cache, spend(strconv.Itoa(i), limit, 1))
@@ -1006,7 +1006,7 @@ func TestKeysAreNeverConfused(t *testing.T) {
 	effort.SkipUnderRace(t)
 	t.Parallel()
 	store := newCountingStore()
-	cache := guard.NewDenyCache(store, guard.DenyOptions{MaxAge: time.Hour})
+	cache := guard.NewDenyCache(store, guard.DenySetup{MaxAge: time.Hour})
 	limit := penstock.PerDay(1)
 	other := limit.WithName("other")
 	grouped := limit
@@ -1043,7 +1043,7 @@ func TestKeysAreNeverConfused(t *testing.T) {
 
 func TestInvalidChargesAreErrorsDespiteACachedDenial(t *testing.T) {
 	t.Parallel()
-	cache := guard.NewDenyCache(newCountingStore(), guard.DenyOptions{})
+	cache := guard.NewDenyCache(newCountingStore(), guard.DenySetup{})
 	limit := penstock.PerDay(10).MustCompile()
 	decide(t, cache, spend("k", limit, 10))
 	decide(t, cache, spend("k", limit, 1))

@@ -1,6 +1,8 @@
 package guard
 
 import (
+	"time"
+
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard/internal/lease"
 )
@@ -8,6 +10,7 @@ import (
 // Types that tests outside the package use.
 type (
 	DenyCache              = denyCache
+	DenySetup              = denyOptions
 	InstanceCounter        = instanceCounter
 	InstanceCounterOptions = instanceCounterOptions
 	Lease                  = lease.Store
@@ -18,7 +21,22 @@ var (
 	NewInstanceCounter = newInstanceCounter
 )
 
-func NewLease(store penstock.Store, o LeaseOptions) *Lease { return lease.New(store, o.engine()) }
+// A LeaseSetup is what Standard makes leases of.
+type LeaseSetup struct {
+	Limits    func(*penstock.Plan) Settings
+	Life      time.Duration
+	Instances func() int
+	MaxKeys   int
+}
+
+func (s LeaseSetup) engine() lease.Options {
+	return LeaseOptions{Life: s.Life, MaxKeys: s.MaxKeys}.engine(s.Limits, s.Instances)
+}
+
+// Excess returns the number of units beyond the limit that all instances together may admit.
+func (s LeaseSetup) Excess(plan *penstock.Plan) int64 { return s.engine().Excess(plan) }
+
+func NewLease(store penstock.Store, s LeaseSetup) *Lease { return lease.New(store, s.engine()) }
 
 // Draws returns how many draws the leases have sent.
 func (g *Guarded) Draws() int64 { return g.lease.Stats().Draws }

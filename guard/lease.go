@@ -54,8 +54,8 @@ import (
 //     own bound, as without leases. Units that were drawn in a window, or in a part of a
 //     SubWindow, are spent in this window or part, or not at all.
 //   - TokenBucket with rate r: in any interval w at most Burst + r·w + n·b. If no units are
-//     returned, also at most Burst + r·(w+Life). If Instances returns the right number, n·b is at
-//     most a quarter of the Burst. LeaseOptions.Excess computes n·b.
+//     returned, also at most Burst + r·(w+Life). If Guarded.Instances is the right number, n·b is at
+//     most a quarter of the Burst. Options.Bounds computes n·b.
 //
 // Several limits of one Name and Group may be used for a key: tiers, or old and new limits during a
 // reload. Only one of them holds units at an instance at a time, and b is the largest block of any.
@@ -78,35 +78,24 @@ import (
 // restores: at most a block. Clocks that stop while the machine is suspended do not count that
 // time.
 type LeaseOptions struct {
-	// Limits returns the Settings of a limit. Leases use Settings.Lease and SplitInto. Limits is
-	// called for every decision that is not answered locally, and must not use the store. Standard
-	// sets it.
-	Limits func(*penstock.Plan) Settings
-
 	// Life is the longest time for which drawn units may be spent. Default: 1 s.
 	Life time.Duration
-
-	// Instances returns the number of instances that share the limits now. Instances is called for
-	// every draw. Standard sets it.
-	Instances func() int
 
 	// MaxKeys is the largest number of keys that are leased or measured. Requests of other keys go to
 	// the store. Default: 10,000, which use up to 10 MB. Keys that were seen only once do not count.
 	MaxKeys int
 }
 
-func (o LeaseOptions) engine() lease.Options {
-	e := lease.Options{Life: o.Life, Instances: o.Instances, MaxKeys: o.MaxKeys}
-	if o.Limits != nil {
-		e.Block = func(plan *penstock.Plan) int64 { return o.Limits(plan).Lease }
-		e.Counters = func(plan *penstock.Plan) int { return o.Limits(plan).SplitInto }
+// engine returns the options of the engine, for limits with these Settings. instances returns the
+// number of instances that share the limits now, and is called for every draw; nil: one.
+func (o LeaseOptions) engine(limits func(*penstock.Plan) Settings, instances func() int) lease.Options {
+	e := lease.Options{Life: o.Life, Instances: instances, MaxKeys: o.MaxKeys}
+	if limits != nil {
+		e.Block = func(plan *penstock.Plan) int64 { return limits(plan).Lease }
+		e.Counters = func(plan *penstock.Plan) int { return limits(plan).SplitInto }
 	}
 	return e
 }
-
-// Excess returns the number of units beyond the limit that all instances together may admit, under
-// one key and in any interval. It is n·b for a TokenBucket, and 0 for other algorithms.
-func (o LeaseOptions) Excess(plan *penstock.Plan) int64 { return o.engine().Excess(plan) }
 
 // LeaseUtilization is the smallest fraction of traffic below a limit that is admitted with leases,
 // compared to what the store alone would admit. The constant holds for limits that are not split,

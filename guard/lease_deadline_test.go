@@ -28,7 +28,7 @@ func TestReturningALeaseKeepsTheCallersDeadline(t *testing.T) {
 				}
 				return memory.Decide(ctx, charges)
 			})
-			l := newLease(t, slow, guard.LeaseOptions{Limits: leaseUpTo(100)})
+			l := newLease(t, slow, guard.LeaseSetup{Limits: leaseUpTo(100)})
 			limit := compiled(t, penstock.PerDay(1000).With(penstock.FixedWindow))
 			for range 500 {
 				decide(t, l, one(limit, "k")...)

@@ -24,7 +24,7 @@ type leaseFleet struct {
 	store   penstock.Store
 	limit   *penstock.Plan
 	start   time.Time
-	options guard.LeaseOptions
+	options guard.LeaseSetup
 
 	mu        sync.Mutex
 	admitted  []admission
@@ -40,7 +40,7 @@ type admission struct {
 }
 
 // newLeaseFleet returns a fleet whose n instances count each other. It starts no instance.
-func newLeaseFleet(t *testing.T, seed uint64, limit *penstock.Plan, n int, o guard.LeaseOptions) *leaseFleet {
+func newLeaseFleet(t *testing.T, seed uint64, limit *penstock.Plan, n int, o guard.LeaseSetup) *leaseFleet {
 	o.Instances = func() int { return n }
 	return &leaseFleet{t: t, seed: seed, store: memstore.New(memstore.Options{}), limit: limit, start: time.Now(), options: o}
 }
@@ -329,7 +329,7 @@ func TestFleetOfLeasesStaysWithinItsBound(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					rng := rand.New(rand.NewPCG(seed, 0))
 					limit := penstock.PerSecond(50 + rng.Int64N(4000)).WithBurst(100 + rng.Int64N(4000))
-					f := newLeaseFleet(t, seed, limit.MustCompile(), n, guard.LeaseOptions{Limits: leaseUpTo(2 + rng.Int64N(200))})
+					f := newLeaseFleet(t, seed, limit.MustCompile(), n, guard.LeaseSetup{Limits: leaseUpTo(2 + rng.Int64N(200))})
 					spent, admitted := f.play(n, 12*time.Second)
 					bound := f.options.Excess(f.limit)
 					excess := f.excess()
@@ -382,7 +382,7 @@ func TestLeasesOfWindowsAdmitNothingBeyondThem(t *testing.T) {
 				limit := row.limit
 				limit.Period = time.Duration(700+rng.IntN(5000)) * time.Millisecond
 				limit.Count = 100 + rng.Int64N(10_000)
-				f := newLeaseFleet(t, seed, limit.MustCompile(), n, guard.LeaseOptions{Limits: leaseUpTo(2 + rng.Int64N(200))})
+				f := newLeaseFleet(t, seed, limit.MustCompile(), n, guard.LeaseSetup{Limits: leaseUpTo(2 + rng.Int64N(200))})
 				spent, admitted := f.play(n, 12*time.Second)
 				if most := f.maxInWindow(row.isSliding); most > limit.Count {
 					t.Errorf("seed %d: %d instances admitted %d units in a window of the limit %v; want at most %d", seed, n, most, limit, limit.Count)
@@ -409,7 +409,7 @@ func TestBoundOfLeasesIsReached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n, burst = 8, 4000
 		store := memstore.New(memstore.Options{})
-		o := guard.LeaseOptions{Limits: leaseUpTo(1000), Instances: func() int { return n }}
+		o := guard.LeaseSetup{Limits: leaseUpTo(1000), Instances: func() int { return n }}
 		limit := compiled(t, penstock.PerSecond(burst))
 		bound := int64(n * (burst / 4 / n)) // each instance holds its part of a quarter of the burst
 		if got := o.Excess(limit); got != bound {

@@ -24,7 +24,7 @@ func TestLeaseOfASplitLimitKeepsItsBound(t *testing.T) {
 				const burst = 4000
 				settings := func(*penstock.Plan) guard.Settings { return guard.Settings{Lease: 400, SplitInto: shards} }
 				store := guard.Split(settings)(memstore.New(memstore.Options{}))
-				o := guard.LeaseOptions{Limits: settings}
+				o := guard.LeaseSetup{Limits: settings}
 				l := newLease(t, store, o)
 				limit := compiled(t, penstock.PerSecond(burst))
 				spendOne := func(s penstock.Store) (isAllowed bool) { return decide(t, s, one(limit, "k")...).Allowed }

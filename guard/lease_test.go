@@ -28,7 +28,7 @@ func leaseUpTo(units int64) func(*penstock.Plan) guard.Settings {
 }
 
 // newLease returns a Lease that is closed when the test ends.
-func newLease(t testing.TB, store penstock.Store, o guard.LeaseOptions) *guard.Lease {
+func newLease(t testing.TB, store penstock.Store, o guard.LeaseSetup) *guard.Lease {
 	l := guard.NewLease(store, o)
 	t.Cleanup(func() {
 		if err := l.Close(context.Background()); err != nil {
@@ -41,7 +41,7 @@ func newLease(t testing.TB, store penstock.Store, o guard.LeaseOptions) *guard.L
 func TestLeaseObeysTheLaw(t *testing.T) {
 	t.Parallel()
 	storetest.Run(t, func(t *testing.T) penstock.Store {
-		return newLease(t, memstore.New(memstore.Options{}), guard.LeaseOptions{Limits: leaseUpTo(100)})
+		return newLease(t, memstore.New(memstore.Options{}), guard.LeaseSetup{Limits: leaseUpTo(100)})
 	})
 }
 
@@ -59,7 +59,7 @@ func TestLeaseAroundRedisObeysTheLaw(t *testing.T) {
 	}
 	t.Cleanup(func() { redis.Close() })
 	storetest.Run(t, func(t *testing.T) penstock.Store {
-		return newLease(t, redis, guard.LeaseOptions{Limits: leaseUpTo(100), Life: longLife})
+		return newLease(t, redis, guard.LeaseSetup{Limits: leaseUpTo(100), Life: longLife})
 	})
 }
 
@@ -89,7 +89,7 @@ func spendRepeatedly(t testing.TB, store penstock.Store, charges []penstock.Char
 func TestBusyKeyIsAnsweredByTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newCountingStore()
-		l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(1000)})
+		l := newLease(t, store, guard.LeaseSetup{Limits: leaseUpTo(1000)})
 		limit := compiled(t, penstock.PerSecond(10_000))
 		spendRepeatedly(t, l, one(limit, "k"), 1000, time.Millisecond)
 		store.calls.Store(0)
@@ -105,7 +105,7 @@ func TestCallersOfABusyKeyDoNotWaitForDraws(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newCountingStore()
 		store.onCall = func(context.Context, []penstock.Charge) error { time.Sleep(time.Millisecond); return nil }
-		l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(20)})
+		l := newLease(t, store, guard.LeaseSetup{Limits: leaseUpTo(20)})
 		limit := compiled(t, penstock.PerSecond(10_000))
 		spendRepeatedly(t, l, one(limit, "k"), 1000, time.Millisecond)
 		start, draws := time.Now(), l.Stats().Draws
@@ -119,7 +119,7 @@ func TestCallersOfABusyKeyDoNotWaitForDraws(t *testing.T) {
 // Most keys occur once. Such keys must not fill the table.
 func TestKeysThatComeOnceAreNotTracked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLease(t, memstore.New(memstore.Options{}), guard.LeaseOptions{Limits: leaseUpTo(1000)})
+		l := newLease(t, memstore.New(memstore.Options{}), guard.LeaseSetup{Limits: leaseUpTo(1000)})
 		limit := compiled(t, penstock.PerSecond(10_000))
 		const keys = 20_000
 		const maxMistaken = keys / 1000 // keys that are tracked because their hash is similar to another key's
@@ -145,7 +145,7 @@ func TestKeysThatComeOnceAreNotTracked(t *testing.T) {
 func TestKeyOfLowRateCostsNoDraw(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newCountingStore()
-		l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(1000)})
+		l := newLease(t, store, guard.LeaseSetup{Limits: leaseUpTo(1000)})
 		leased, _ := spendRepeatedly(t, l, one(compiled(t, penstock.PerSecond(10_000)), "k"), 100, 400*time.Millisecond)
 		if draws := l.Stats().Draws; leased > 0 || store.calls.Load() != 100 || draws != 0 {
 			t.Errorf("of 100 requests %d were leased, with %d draws, and the store was called %d times; want 0, 0 and 100", leased, draws, store.calls.Load())
@@ -172,7 +172,7 @@ func remaining(t testing.TB, store penstock.Store, limit *penstock.Plan, key str
 
 func TestRemainingIncludesTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLease(t, memstore.New(memstore.Options{}), guard.LeaseOptions{Limits: leaseUpTo(1000)})
+		l := newLease(t, memstore.New(memstore.Options{}), guard.LeaseSetup{Limits: leaseUpTo(1000)})
 		limit := yearly(t, "a", 100_000)
 		for i := range int64(5000) {
 			d := decide(t, l, one(limit, "k")...)
@@ -200,7 +200,7 @@ func TestUnusedUnitsAreReturned(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := memstore.New(memstore.Options{})
-				l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(1000)})
+				l := newLease(t, store, guard.LeaseSetup{Limits: leaseUpTo(1000)})
 				limit := yearly(t, "a", 100_000)
 				spendRepeatedly(t, l, one(limit, "k"), 2000, time.Millisecond)
 				if live := l.Stats().Live; live == 0 || remaining(t, store, limit, "k") != 98_000-live {
@@ -218,7 +218,7 @@ func TestUnusedUnitsAreReturned(t *testing.T) {
 func TestRefundAndResetReturnTheLeaseFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New(memstore.Options{})
-		l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(1000)})
+		l := newLease(t, store, guard.LeaseSetup{Limits: leaseUpTo(1000)})
 		limit := yearly(t, "a", 100_000)
 		c := one(limit, "k")
 		c[0].Mode, c[0].Cost = penstock.Refund, 5
@@ -243,7 +243,7 @@ func TestRefundAndResetReturnTheLeaseFirst(t *testing.T) {
 func TestOneDrawServesAllWaitingCallers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
-		l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(1000)})
+		l := newLease(t, store, guard.LeaseSetup{Limits: leaseUpTo(1000)})
 		limit := yearly(t, "a", 100_000)
 		spendRepeatedly(t, l, one(limit, "k"), 2000, time.Millisecond)
 		time.Sleep(501 * time.Millisecond) // the lease is returned
@@ -280,7 +280,7 @@ func TestOneDrawServesAllWaitingCallers(t *testing.T) {
 func TestErrorOfADrawIsReturnedToItsCallers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
-		l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(1000)})
+		l := newLease(t, store, guard.LeaseSetup{Limits: leaseUpTo(1000)})
 		limit := yearly(t, "a", 100_000)
 		spendRepeatedly(t, l, one(limit, "k"), 2000, time.Millisecond)
 		for _, fault := range []fault{failWith(errDown), hang} {
@@ -302,7 +302,7 @@ func TestErrorOfADrawIsReturnedToItsCallers(t *testing.T) {
 func TestAnswerThatCameTooLateIsNotSpent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
-		l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(1000)})
+		l := newLease(t, store, guard.LeaseSetup{Limits: leaseUpTo(1000)})
 		limit := yearly(t, "a", 100_000)
 		late := func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 			d, err := store.store.Decide(ctx, charges)
@@ -326,7 +326,7 @@ func TestAnswerThatCameTooLateIsNotSpent(t *testing.T) {
 func TestLimitsOfABatchAreDrawnEqually(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New(memstore.Options{})
-		l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(1000)})
+		l := newLease(t, store, guard.LeaseSetup{Limits: leaseUpTo(1000)})
 		few, many := yearly(t, "few", 2000), yearly(t, "many", 100_000)
 		batch := []penstock.Charge{{Key: "k", Plan: few, Cost: 1}, {Key: "k", Plan: many, Cost: 1}}
 		leased, allowed := spendRepeatedly(t, l, batch, 3000, time.Millisecond)
@@ -343,7 +343,7 @@ func TestLimitsOfABatchAreDrawnEqually(t *testing.T) {
 func TestOutageCostsALeaseOneDrawAtMost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newFaulty()
-		l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(1000)})
+		l := newLease(t, store, guard.LeaseSetup{Limits: leaseUpTo(1000)})
 		batch := one(yearly(t, "a", 100_000), "k")
 		if leased, _ := spendRepeatedly(t, l, batch, 3000, time.Millisecond); leased == 0 {
 			t.Fatal("0 units are leased before the outage; want at least 1")
@@ -369,7 +369,7 @@ func TestOutageCostsALeaseOneDrawAtMost(t *testing.T) {
 
 func TestKeysBeyondMaxKeysAreNotLeased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLease(t, memstore.New(memstore.Options{}), guard.LeaseOptions{Limits: leaseUpTo(1000), MaxKeys: 10})
+		l := newLease(t, memstore.New(memstore.Options{}), guard.LeaseSetup{Limits: leaseUpTo(1000), MaxKeys: 10})
 		limit := yearly(t, "a", 100_000)
 		for i := range 20_000 {
 			if d := decide(t, l, one(limit, fmt.Sprint("k", i%100))...); !d.Allowed {
@@ -397,7 +397,7 @@ func TestKeysBeyondMaxKeysAreNotLeased(t *testing.T) {
 func TestRefilledUnitsAreNotReturned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memstore.New(memstore.Options{})
-		l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(1000)})
+		l := newLease(t, store, guard.LeaseSetup{Limits: leaseUpTo(1000)})
 		limit := compiled(t, penstock.PerSecond(4000))
 		spendRepeatedly(t, l, one(limit, "k"), 1000, time.Millisecond)
 		for l.Stats().Live < 400 {
@@ -417,7 +417,7 @@ func TestRefilledUnitsAreNotReturned(t *testing.T) {
 
 func TestLimitIsLeasedInOneCombinationAtATime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := guard.LeaseOptions{Limits: leaseUpTo(100)}
+		o := guard.LeaseSetup{Limits: leaseUpTo(100)}
 		l := newLease(t, memstore.New(memstore.Options{}), o)
 		grouped := func(l penstock.Limit) *penstock.Plan { l.Group = "g"; return compiled(t, l) }
 		second, minute := grouped(penstock.PerSecond(10_000)), grouped(penstock.PerMinute(100_000))
@@ -450,7 +450,7 @@ func TestManySpendersOfALeaseGetTheLimitOnce(t *testing.T) {
 // checkManySpenders spends a limit by concurrent callers of a Lease, until all are denied. All
 // units of the limit must be allowed, left in the store, expired or lost.
 func checkManySpenders(t *testing.T, store penstock.Store) {
-	l := newLease(t, store, guard.LeaseOptions{Limits: leaseUpTo(1000), Life: longLife})
+	l := newLease(t, store, guard.LeaseSetup{Limits: leaseUpTo(1000), Life: longLife})
 	limit := yearly(t, "a", int64(effort.Of(40_000, 300_000)))
 	var allowed, leased atomic.Int64
 	var all sync.WaitGroup
@@ -490,7 +490,7 @@ func TestSingleCallerGetsTheStoresDecisions(t *testing.T) {
 		seed := effort.Seed() + i
 		synctest.Test(t, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 0))
-			l := newLease(t, memstore.New(memstore.Options{}), guard.LeaseOptions{Limits: leaseUpTo(2 + rng.Int64N(50))})
+			l := newLease(t, memstore.New(memstore.Options{}), guard.LeaseSetup{Limits: leaseUpTo(2 + rng.Int64N(50))})
 			bare := memstore.New(memstore.Options{})
 			c := one(yearly(t, "a", 200+rng.Int64N(5000)), "k")
 			for i := range 4000 {
@@ -514,7 +514,7 @@ func TestSingleCallerGetsTheStoresDecisions(t *testing.T) {
 }
 
 func BenchmarkLease(b *testing.B) {
-	l := newLease(b, memstore.New(memstore.Options{}), guard.LeaseOptions{Limits: leaseUpTo(1 << 40)})
+	l := newLease(b, memstore.New(memstore.Options{}), guard.LeaseSetup{Limits: leaseUpTo(1 << 40)})
 	limit := compiled(b, penstock.PerSecond(1_000_000).WithBurst(100_000_000_000)) // so large that the benchmark does not empty it
 	c := one(limit, "user:42")
 	for end := time.Now().Add(time.Second); time.Now().Before(end); {

@@ -28,7 +28,7 @@ func panicsOn(mode penstock.Mode) penstock.Store {
 func TestPanicOfADrawDoesNotEndTheProcess(t *testing.T) {
 	for _, mode := range []penstock.Mode{penstock.Draw, penstock.Refund} {
 		synctest.Test(t, func(t *testing.T) {
-			l := guard.NewLease(panicsOn(mode), guard.LeaseOptions{Limits: leaseUpTo(100)})
+			l := guard.NewLease(panicsOn(mode), guard.LeaseSetup{Limits: leaseUpTo(100)})
 			charges := []penstock.Charge{{Key: "k", Plan: penstock.PerSecond(1000).MustCompile(), Cost: 1}}
 			for range 2000 {
 				if _, err := l.Decide(t.Context(), charges); err != nil && !errors.Is(err, penstock.ErrUnavailable) {

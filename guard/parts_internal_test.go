@@ -283,13 +283,13 @@ func TestDebtOfAShareIsCut(t *testing.T) {
 // The smallest value of an option is not its default.
 func TestSmallestOptionsAreUsed(t *testing.T) {
 	for age, want := range map[time.Duration]time.Duration{-1: time.Second, 0: time.Second, 1: 1} {
-		if got := newDenyCache(&downStore{}, DenyOptions{MaxAge: age}).maxAge; got != want {
+		if got := newDenyCache(&downStore{}, denyOptions{MaxAge: age}).maxAge; got != want {
 			t.Errorf("the MaxAge %v is %v; want %v", age, got, want)
 		}
 	}
-	all := len(newDenyCache(&downStore{}, DenyOptions{}).table.sets)
+	all := len(newDenyCache(&downStore{}, denyOptions{}).table.sets)
 	for n, isDefault := range map[int]bool{-1: true, 0: true, 1: false} {
-		if got := len(newDenyCache(&downStore{}, DenyOptions{MaxEntries: n}).table.sets); (got == all) != isDefault {
+		if got := len(newDenyCache(&downStore{}, denyOptions{MaxEntries: n}).table.sets); (got == all) != isDefault {
 			t.Errorf("with MaxEntries %d, the cache has %d of %d sets; want all of them: %t", n, got, all, isDefault)
 		}
 	}

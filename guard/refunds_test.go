@@ -111,7 +111,7 @@ func TestSplitRefundsToTheShardsOfTheCharge(t *testing.T) {
 
 // Refunds need to know when the store has charged units, and leased units are charged earlier.
 func TestRefundableChargesAreNotLeased(t *testing.T) {
-	leases := guard.NewLease(memstore.New(memstore.Options{}), guard.LeaseOptions{
+	leases := guard.NewLease(memstore.New(memstore.Options{}), guard.LeaseSetup{
 		Limits: func(*penstock.Plan) guard.Settings { return guard.Settings{Lease: 1000} },
 	})
 	defer leases.Close(context.Background())

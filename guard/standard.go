@@ -53,8 +53,7 @@ type Options struct {
 	// noticed within this time. Below 0: denials are not cached. Default: 1 s.
 	DenyCacheTTL time.Duration
 
-	// Lease configures the lease of limits whose Settings have one. Standard sets its Limits and
-	// Instances.
+	// Lease configures the leases of limits whose Settings have one.
 	Lease LeaseOptions
 
 	// Observe is called with every decision, and must be fast. Default: none.
@@ -128,12 +127,11 @@ func Standard(store penstock.Store, o Options) (*Guarded, error) {
 	}
 	deadlines := &deadline.Set{After: o.Timeout.after()}
 	g.holds = newHolds(o.OnLateReturns)
-	o.Lease.Limits, o.Lease.Instances = o.Limits, g.Instances
 	g.Store = penstock.Wrap(store,
 		Observe(o.Observe),
-		g.withDenyCache(DenyOptions{MaxAge: o.DenyCacheTTL, Limits: o.Limits, Grants: true}, deadlines),
+		g.withDenyCache(denyOptions{MaxAge: o.DenyCacheTTL, Limits: o.Limits, Grants: true}, deadlines),
 		deadlines.Within,
-		g.withLease(o.Lease, deadlines),
+		g.withLease(o.Lease.engine(o.Limits, g.Instances), deadlines),
 		g.withFallback(FallbackOptions{OnFailure: o.OnFailure, Limits: o.Limits, Instances: g.Instances}),
 		onStoreError(o.OnStoreError),
 		g.holds.around(deadlines),
@@ -146,7 +144,7 @@ func Standard(store penstock.Store, o Options) (*Guarded, error) {
 }
 
 // withDenyCache adds a denyCache if denials may be cached.
-func (g *Guarded) withDenyCache(o DenyOptions, deadlines *deadline.Set) penstock.Decorator {
+func (g *Guarded) withDenyCache(o denyOptions, deadlines *deadline.Set) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
 		if o.MaxAge < 0 {
 			return next
@@ -160,12 +158,12 @@ func (g *Guarded) withDenyCache(o DenyOptions, deadlines *deadline.Set) penstock
 }
 
 // withLease adds leases if limits may have Settings.
-func (g *Guarded) withLease(o LeaseOptions, deadlines *deadline.Set) penstock.Decorator {
+func (g *Guarded) withLease(o lease.Options, deadlines *deadline.Set) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
-		if o.Limits == nil {
+		if o.Block == nil {
 			return next
 		}
-		g.lease = lease.New(deadlines.Within(next), o.engine()) // each draw has its own deadline
+		g.lease = lease.New(deadlines.Within(next), o) // each draw has its own deadline
 		return g.lease
 	}
 }

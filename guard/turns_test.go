@@ -41,7 +41,7 @@ func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
 	decorated := func(d penstock.Decorator) func(*faulty) (penstock.Store, func()) {
 		return func(store *faulty) (penstock.Store, func()) { return d(store), func() {} }
 	}
-	leased := func(o guard.LeaseOptions) func(*faulty) (penstock.Store, func()) {
+	leased := func(o guard.LeaseSetup) func(*faulty) (penstock.Store, func()) {
 		return func(store *faulty) (penstock.Store, func()) {
 			l := guard.NewLease(store, o)
 			return withoutRetryAfter(l), func() { _ = l.Close(context.Background()) }
@@ -53,7 +53,7 @@ func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
 			return withoutRetryAfter(g), g.Close
 		}
 	}
-	lease := guard.LeaseOptions{Limits: leaseUpTo(100)}
+	lease := guard.LeaseSetup{Limits: leaseUpTo(100)}
 	outageExcess := func(limit *penstock.Plan) (over int64) {
 		for _, b := range (guard.Options{}).Bounds(limit) {
 			if b.When == "store fails" || b.When == "store returns" {
@@ -64,7 +64,7 @@ func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
 	}
 	chains := []chain{
 		{name: "deny", wrap: func(store *faulty) (penstock.Store, func()) {
-			return withoutRetryAfter(guard.NewDenyCache(store, guard.DenyOptions{Grants: true})), func() {}
+			return withoutRetryAfter(guard.NewDenyCache(store, guard.DenySetup{Grants: true})), func() {}
 		}},
 		{name: "fallback of a store that answers", wrap: decorated(guard.Fallback(guard.FallbackOptions{}))},
 		{name: "fallback of a store that does not answer", wrap: func(store *faulty) (penstock.Store, func()) {
@@ -152,7 +152,7 @@ func TestBusyLeasesOfLimitsInTurnKeepTheirBound(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					rng := rand.New(rand.NewPCG(seed, 11))
 					store := memstore.New(memstore.Options{})
-					o := guard.LeaseOptions{Limits: leaseUpTo(100), Instances: func() int { return instances }}
+					o := guard.LeaseSetup{Limits: leaseUpTo(100), Instances: func() int { return instances }}
 					var leases []*guard.Lease
 					for range instances {
 						l := guard.NewLease(store, o)

@@ -553,7 +553,7 @@ type field struct {
 // fieldsIn returns the fields of the struct that p points to, by their names in YAML.
 func fieldsIn(p any) map[string]field {
 	if t := textsOf(p); t != nil {
-		return t.fields()
+		return fieldsOfTexts(t)
 	}
 	known := make(map[string]field)
 	v := reflect.ValueOf(p).Elem()

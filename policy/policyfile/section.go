@@ -3,13 +3,14 @@ package policyfile
 import (
 	"reflect"
 
+	"github.com/penstock/penstock/internal/fieldvalues"
 	"github.com/penstock/penstock/policy"
 )
 
 // A Section is a part of the file that another package defines and uses, such as http of package
-// httplimit. A Section is a pointer to a struct, which has fields or embeds Texts. The tags of its
-// fields name the keys (yaml) and describe them for editors (jsonschema). The values of the struct
-// are the defaults: each file is read into a copy of the struct.
+// httplimit. A Section is a pointer to a struct. The tags of its fields name the keys (yaml) and
+// describe them for editors (jsonschema). The values of the struct are the defaults: each file is
+// read into a copy of the struct.
 type Section interface {
 	// SectionName is the key of the section in the file.
 	SectionName() string
@@ -21,25 +22,16 @@ type Section interface {
 	Apply(spec *policy.Spec, report func(field any, format string, args ...any))
 }
 
-// Texts are the values of a Section whose keys come from a list, not from the fields of a struct.
-type Texts struct {
-	Known   map[string]bool    // the keys that the file may have; true: the value is a secret
-	Removed map[string]string  // keys of earlier versions, and what to do about each
-	Values  map[string]*string // by key, for every known key; "": the file does not have it
-}
-
-func (t *Texts) texts() *Texts { return t }
-
 // textsOf returns the Texts that the struct p embeds, or nil.
-func textsOf(p any) *Texts {
-	if s, ok := p.(interface{ texts() *Texts }); ok {
-		return s.texts()
+func textsOf(p any) *fieldvalues.Texts {
+	if s, ok := p.(interface{ Self() *fieldvalues.Texts }); ok {
+		return s.Self()
 	}
 	return nil
 }
 
-// fields returns the known keys as the fields of a mapping.
-func (t *Texts) fields() map[string]field {
+// fieldsOfTexts returns the known keys as the fields of a mapping.
+func fieldsOfTexts(t *fieldvalues.Texts) map[string]field {
 	if t.Values == nil {
 		t.Values = make(map[string]*string)
 		for key := range t.Known {

@@ -3,17 +3,17 @@ package settings
 import (
 	"strings"
 
+	"github.com/penstock/penstock/internal/fieldvalues"
 	"github.com/penstock/penstock/policy"
-	"github.com/penstock/penstock/policy/policyfile"
 )
 
 // A Section is the section server of a policy file. Each value has the form of the flag with that
 // name. Missing settings come from flags, the environment or the defaults.
-type Section struct{ policyfile.Texts }
+type Section struct{ fieldvalues.Texts }
 
 // newSection returns a Section that may have the settings of Table.
 func newSection() *Section {
-	s := &Section{policyfile.Texts{Known: make(map[string]bool), Removed: make(map[string]string)}}
+	s := &Section{fieldvalues.Texts{Known: make(map[string]bool), Removed: make(map[string]string)}}
 	for name := range removed {
 		s.Removed[Row{Name: name}.Key()] = Removed(name)
 	}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/internal/fieldvalues"
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
@@ -149,7 +150,7 @@ func TestSettingsComeFromFlagElseEnvironmentElseFileElseDefault(t *testing.T) {
 
 // sectionWith makes a section that has only this key.
 func sectionWith(key, text string) *Section {
-	return &Section{policyfile.Texts{Values: map[string]*string{key: &text}}}
+	return &Section{fieldvalues.Texts{Values: map[string]*string{key: &text}}}
 }
 
 // The section of a file accepts the words and numbers of YAML. For true and false, a flag accepts
@@ -545,7 +546,7 @@ func TestOnlyTheListedSettingsAreLoaded(t *testing.T) {
 		Environ: []string{"PENSTOCK_CONFIG=p.yaml", "PENSTOCK_KEY_HASH_SECRET=s", "PENSTOCK_UPSTREAM=nonsense", "PENSTOCK_LOG_LEVEL=loud"},
 		File: func(string) (*Section, error) {
 			prefix, listen := "p", "?"
-			return &Section{policyfile.Texts{Values: map[string]*string{"prefix": &prefix, "listen": &listen}}}, nil
+			return &Section{fieldvalues.Texts{Values: map[string]*string{"prefix": &prefix, "listen": &listen}}}, nil
 		},
 	})
 	if err != nil || s.Config != "p.yaml" || s.Prefix != "p" || string(s.KeyHashSecret) != "s" || s.Listen != "" {
