@@ -33,9 +33,9 @@ type DenyOptions struct {
 // counted down, and are those that the store would return. For requests of equal costs, this lasts
 // until RetryAfter. If the limit has requests of smaller costs, it lasts until the smallest of them
 // fits. RetryAfter counts from before the request was sent, and is shortened by 0.1 % and 2 µs
-// because clocks differ. Decisions of the cache have the Source FromDenyCache. In
-// Standard, a grant of a bucket's last tokens is cached too, as a denial of the next request. So the
-// store decides few requests besides those that it grants.
+// because clocks differ. Decisions of the cache have the Source FromDenyCache. In Standard, a grant
+// of a bucket's last tokens is cached too, as a denial of the next request. So the store decides
+// few requests besides those that it grants.
 //
 // A denial of a TokenBucket answers requests of any cost and Patience. That of another algorithm
 // answers requests of the same cost and Patience.

@@ -12,7 +12,8 @@ import (
 	"github.com/penstock/penstock/internal/reserved"
 )
 
-// newTest returns a test that holds if a source has one of certain values. Add describes the values.
+// newTest returns a test that holds if a source has one of certain values. Add describes the
+// values.
 func newTest(source Source, values ...string) (Test, error) {
 	t := Test{Source: source}
 	for _, value := range values {

@@ -10,17 +10,17 @@ import (
 
 // The paths that a Handler serves.
 const (
-	// forwardPath is for proxies that describe a request in X-Forwarded-Method, -Uri and -Host: Traefik,
-	// Caddy, APISIX, and HAProxy with the script of deploy/recipes.
+	// forwardPath is for proxies that describe a request in X-Forwarded-Method, -Uri and -Host:
+	// Traefik, Caddy, APISIX, and HAProxy with the script of deploy/recipes.
 	forwardPath = "/auth/forward"
 
-	// requestPath is for nginx and ingress-nginx. These proxies send the method in X-Original-Method. They
-	// send the URL either in X-Original-URL, or in X-Original-URI and X-Forwarded-Host. A rejection is
-	// a 403, with the true status in X-RateLimit-Status.
+	// requestPath is for nginx and ingress-nginx. These proxies send the method in
+	// X-Original-Method. They send the URL either in X-Original-URL, or in X-Original-URI and
+	// X-Forwarded-Host. A rejection is a 403, with the true status in X-RateLimit-Status.
 	requestPath = "/auth/request"
 
-	// extPath is for proxies that send the request's own method, host and path, with extPath before the path:
-	// Envoy's ext_authz over HTTP.
+	// extPath is for proxies that send the request's own method, host and path, with extPath before
+	// the path: Envoy's ext_authz over HTTP.
 	extPath = "/auth/ext"
 )
 

@@ -24,8 +24,9 @@ type Options struct {
 }
 
 // A Handler tells proxies whether a request may pass. Make one with New. A Handler serves the paths
-// /auth/forward (for Traefik, Caddy, APISIX and HAProxy), /auth/request (for nginx) and /auth/ext (for
-// Envoy), and responds to all others with 404. docs/forward-auth.md says how each describes a request.
+// /auth/forward (for Traefik, Caddy, APISIX and HAProxy), /auth/request (for nginx) and /auth/ext
+// (for Envoy), and responds to all others with 404. docs/forward-auth.md says how each describes a
+// request.
 //
 // The path of a request must reach it unchanged. An http.ServeMux redirects paths such as
 // /auth/ext//a, and a proxy would treat that as a denial. Use IsEndpoint instead.
@@ -89,10 +90,10 @@ var (
 )
 
 // Decide decides a request that a proxy describes in another protocol than HTTP, and responds as
-// ServeHTTP does at /auth/ext. r has the method and the host of the described request, the path with the
-// query in RequestURI, and the headers, with the one that http.address_header names. Its context and
-// RemoteAddr are those of the proxy. client is the address that the proxy got the request from, in
-// the form of RemoteAddr.
+// ServeHTTP does at /auth/ext. r has the method and the host of the described request, the path
+// with the query in RequestURI, and the headers, with the one that http.address_header names. Its
+// context and RemoteAddr are those of the proxy. client is the address that the proxy got the
+// request from, in the form of RemoteAddr.
 func (h *Handler) Decide(w http.ResponseWriter, r *http.Request, client string) admission.Outcome {
 	if !h.gate.IsTrustedProxy(r) {
 		h.rejectPeer(w, r)
