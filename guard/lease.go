@@ -55,8 +55,7 @@ import (
 //     SubWindow, are spent in this window or part, or not at all.
 //   - TokenBucket with rate r: in any interval w at most Burst + r·w + n·b. If no units are
 //     returned, also at most Burst + r·(w+Life). If Guarded.Instances is the right number, n·b is
-// at
-//     most a quarter of the Burst. Options.Bounds computes n·b.
+//     at most a quarter of the Burst. Options.Bounds computes n·b.
 //
 // Several limits of one Name and Group may be used for a key: tiers, or old and new limits during a
 // reload. Only one of them holds units at an instance at a time, and b is the largest block of any.
