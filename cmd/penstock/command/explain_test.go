@@ -121,6 +121,9 @@ rules    ride-request applies: the most specific match
         }
       ]
     }
+  ],
+  "unread": [
+    "ride-request.new-identities"
   ]
 }
 `,

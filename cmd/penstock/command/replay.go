@@ -213,6 +213,9 @@ func printLog(out io.Writer, log *accesslog.Stats, denied429 int64) {
 
 func printResult(out io.Writer, r *replay.Result) error {
 	printable.Fprintf(out, "%s of the requests denied", share(r.Denied, r.Requests))
+	if r.Retries > 0 {
+		printable.Fprintf(out, " at first, and %s admitted by one of %d retries", share(r.Later, r.Requests), r.Retries)
+	}
 	if r.DeniedIfSpread != nil && *r.DeniedIfSpread != r.Denied {
 		printable.Fprintf(out, " (%s if clients spread the requests of a second)", share(*r.DeniedIfSpread, r.Requests))
 	}
@@ -221,9 +224,6 @@ func printResult(out io.Writer, r *replay.Result) error {
 		if n := r.Outcomes[outcome]; n > 0 {
 			printable.Fprintf(out, "%s of the requests %s\n", share(n, r.Requests), outcome)
 		}
-	}
-	if r.Retries > 0 {
-		printable.Fprintf(out, "%d retries\n", r.Retries)
 	}
 	if r.LongestWait > 0 {
 		printable.Fprintf(out, "the longest wait was %s\n", wording.Period(time.Duration(r.LongestWait*float64(time.Second)).Round(time.Millisecond)))

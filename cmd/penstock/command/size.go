@@ -79,11 +79,14 @@ func (s *sizeCommand) run(out io.Writer, algorithms []*algorithm.Algorithm) erro
 		}
 		one := ruleSize{Rule: rule.Name}
 		storedLength := len("ps1{}") + s.keyLength + len(rule.Name) // of ps1{KEY}RULE
-		load := sizing.Load{KeyLength: storedLength, Clients: s.clients, Requests: s.requests}
+		load := sizing.Load{KeyLength: storedLength, Clients: 1, Requests: s.requests}
 		for _, l := range rule.Limits {
 			plan := largest(l.Variants)
 			load.Limits = append(load.Limits, plan)
 			one.Limits = append(one.Limits, plan.String())
+			if !l.Key.Global { // otherwise all clients have one key
+				load.Clients = s.clients
+			}
 		}
 		one.Size = sizing.Of(load)
 		all = append(all, one)
@@ -142,7 +145,11 @@ func (s *sizeCommand) print(out io.Writer, all []ruleSize) error {
 	for _, r := range all {
 		printable.Fprintf(out, "%s: %s\n", r.Rule, strings.Join(r.Limits, "; "))
 		w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-		printable.Fprintf(w, "   memory\t%s: %d clients, %d bytes each\n", sizing.Bytes(r.Memory), s.clients, r.BytesPerClient)
+		if r.Memory == int64(r.BytesPerClient) {
+			printable.Fprintf(w, "   memory\t%s: one key for all clients\n", sizing.Bytes(r.Memory))
+		} else {
+			printable.Fprintf(w, "   memory\t%s: %d clients, %d bytes each\n", sizing.Bytes(r.Memory), s.clients, r.BytesPerClient)
+		}
 		printable.Fprintf(w, "   a key stays\tat most %s after the last request\n", r.LiveFor)
 		printable.Fprintf(w, "   decision\t%.1f us of Redis' processor time\n", r.ScriptMicros)
 		printable.Fprintf(w, "   one key\tplan for at most %d decisions/s, because one server decides it\n", r.PerKey)

@@ -564,6 +564,9 @@ func TestNewIdentitiesAreNamedAndNotRead(t *testing.T) {
 		t.Errorf("denials: exit status %d, %s%s; want %d with %q", code, out, errors, exitOK, "ride-request.new-identities  ip:127.0.0.0/24#")
 	}
 	const note = "Not read: ride-request.new-identities. Each instance counts"
+	if code, out, errors := command("explain", "--store", s.URL(), "--config", policy, "/", "-H", "X-Key: new"); code != exitOK || !strings.Contains(out, note) {
+		t.Errorf("explain: exit status %d, %s%s; want %d with %q", code, out, errors, exitOK, note)
+	}
 	for _, where := range []*statusFixture{f, {args: []string{"--admin", f.admin}}} {
 		if code, out, errors := where.run("status", "ip:127.0.0.1"); code != exitOK || !strings.Contains(out, "None of these enforced limits would deny") || !strings.Contains(out, note) {
 			t.Errorf("status: exit status %d, %s%s; want %d with %q", code, out, errors, exitOK, "None of these enforced limits would deny")
@@ -571,8 +574,11 @@ func TestNewIdentitiesAreNamedAndNotRead(t *testing.T) {
 		if code, out, errors := where.run("reset", "ip:127.0.0.1", "--reason", "r", "--yes"); code != exitDenied || !strings.Contains(out, note) {
 			t.Errorf("reset: exit status %d, %s%s; want %d with %q", code, out, errors, exitDenied, note)
 		}
-		if _, out, _ := where.run("status", "key:a"); strings.Contains(out, note) {
-			t.Errorf("the status of a key has the note about new identities: %s", out)
+		if _, out, _ := where.run("status", "key:a"); !strings.Contains(out, note) {
+			t.Errorf("the status of a key that may be new lacks the note about new identities: %s", out)
+		}
+		if _, out, _ := where.run("status", "user:a"); strings.Contains(out, note) {
+			t.Errorf("the status of a key of another kind has the note about new identities: %s", out)
 		}
 	}
 }

@@ -212,7 +212,7 @@ func (s *suggestCommand) print(out io.Writer, r *suggest.Report) error {
 	if s.identities == "masked" {
 		fmt.Fprint(out, "The last part of each key is masked. --identities full shows it.\n")
 	}
-	printable.Fprintf(out, "\nSuggested, with a headroom of %g:\n\n", r.Headroom)
+	printable.Fprintf(out, "\nSuggested, with a headroom of %g and rounded up:\n\n", r.Headroom)
 	fmt.Fprint(out, printable.Text(s.policy(r.Suggested)))
 	fmt.Fprint(out, "\nWrite it to a file, and see whom it would have denied: penstock replay LOG --config rules.yaml\n")
 	return nil

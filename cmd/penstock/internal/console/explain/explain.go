@@ -35,6 +35,7 @@ type Report struct {
 	Charges []Charge `json:"charges"` // decided together, all or nothing, in this order
 	Shadows []Charge `json:"shadows,omitempty"`
 	Allowed *bool    `json:"allowed,omitempty"` // by the store; nil: the store was not read
+	Unread  []string `json:"unread,omitempty"`  // limits of new_identities, as RULE.LIMIT, which may deny the request too: only the memory of instances has their counts
 }
 
 // A Rule is a rule that matches.
@@ -104,6 +105,9 @@ func Explain(rules *policy.Rules, r *http.Request, descriptor map[string][]strin
 	}
 	report.Doubts = evaluation.IgnoredValues()
 	report.addRules(matching, evaluation.Matched)
+	for _, invented := range evaluation.Invented {
+		report.Unread = append(report.Unread, invented.Rule.Name+"."+invented.Limit.Name())
+	}
 	for i := range evaluation.Charges {
 		c, err := newCharge(evaluation.Limits[i], &evaluation.Charges[i], "enforced", r.ContentLength, keys)
 		if err != nil {
@@ -334,6 +338,10 @@ func (r *Report) Print(out io.Writer) error {
 		printable.Fprintf(out, "\nIt would be allowed now.\n")
 	} else if r.Allowed != nil {
 		printable.Fprintf(out, "\nIt would be denied now.\n")
+	}
+	if r.Allowed != nil && len(r.Unread) > 0 {
+		printable.Fprintf(out, "\nNot read: %s. Each instance counts the new identities of an address in its own memory. If the address has\n"+
+			"sent too many, a request with a new identity is denied. penstock denials lists such addresses.\n", strings.Join(r.Unread, ", "))
 	}
 	return nil
 }

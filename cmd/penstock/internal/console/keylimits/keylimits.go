@@ -196,15 +196,14 @@ func isWrongAddress(key string) bool {
 	return !ok
 }
 
-// NewIdentities returns the limits of new_identities, as RULE.LIMIT, that count under an address.
-// If rule is not "", it returns only the limit of that rule. Each instance counts them in its own
+// NewIdentities returns the limits of new_identities, as RULE.LIMIT, that may deny the client of a
+// key: an address, or an identity that may be new. If rule is not "", it returns only the limit of
+// that rule. Each instance counts them in its own
 // memory, so they are not read or reset with the others.
 func NewIdentities(rules *policy.Rules, key, rule string) (names []string) {
-	if !strings.HasPrefix(key, "ip:") {
-		return nil
-	}
 	for _, r := range rules.All() {
-		if r.NewIdentities != nil && (rule == "" || r.Name == rule) {
+		canBeNew := slices.ContainsFunc(r.Limits, func(l *policy.Limit) bool { return !l.Key.Global && l.Key.CanBe(key) })
+		if r.NewIdentities != nil && (rule == "" || r.Name == rule) && (canBeNew || strings.HasPrefix(key, "ip:")) {
 			names = append(names, r.Name+"."+r.NewIdentities.Name())
 		}
 	}

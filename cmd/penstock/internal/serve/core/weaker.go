@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/match"
 	"github.com/penstock/penstock/policy"
 )
@@ -13,13 +14,13 @@ import (
 // returns "" if there are none. These parts are gone: rules, limits of rules that stay, tiers, and
 // entries of the deny list. These parts have changed: rules and limits that have become shadows, an
 // allow list with new entries, rules whose match is narrower or that are no longer always charged,
-// and limits with another algorithm or another per, whose counters begin anew. A rule without
-// limits is new. At most maxNamed of each kind are named. Each path of a match is compared with one
-// other path: /** has all requests of /api/**, but /a/** and /b/** together are not seen to have
-// those of another path. Which rule is more specific is not compared. Numbers, costs and on_failure
-// are not compared.
+// limits with another algorithm or another per, whose counters begin anew, limits that no longer
+// count denied requests, and how paths are read. A rule without limits is new. At most maxNamed of
+// each kind are named. Each path of a match is compared with one other path: /** has all requests
+// of /api/**, but /a/** and /b/** together are not seen to have those of another path. Which rule
+// is more specific is not compared. Numbers, costs and on_failure are not compared.
 func weakerParts(before, after *policy.Rules) string {
-	var rules, limits, shadowRules, shadowLimits, tiers, matches, always, algorithms, identities, unlimited, parts []string
+	var rules, limits, shadowRules, shadowLimits, tiers, matches, always, algorithms, identities, uncounted, unlimited, parts []string
 	for _, rule := range before.All() {
 		old, next := enforcedLimits(rule), after.Rule(rule.Name)
 		var kept []string
@@ -51,8 +52,15 @@ func weakerParts(before, after *policy.Rules) string {
 			case algorithmOf(before, rule.Name, limit) != algorithmOf(after, rule.Name, limit):
 				algorithms = append(algorithms, name)
 			default:
-				if old, next := before.Limit(rule.Name, limit), after.Limit(rule.Name, limit); old != nil && next != nil && !hasPer(next.Key, old.Key) {
+				old, next := before.Limit(rule.Name, limit), after.Limit(rule.Name, limit)
+				if old == nil || next == nil { // new_identities
+					continue
+				}
+				if !hasPer(next.Key, old.Key) {
 					identities = append(identities, name)
+				}
+				if countsDenied(old) && !countsDenied(next) {
+					uncounted = append(uncounted, name)
 				}
 			}
 		}
@@ -90,6 +98,10 @@ func weakerParts(before, after *policy.Rules) string {
 	parts = appendNames(parts, "new unlimited rule", unlimited)
 	parts = appendNames(parts, "new algorithm of limit", algorithms)
 	parts = appendNames(parts, "another per of limit", identities)
+	parts = appendNames(parts, "denied requests no longer count: limit", uncounted)
+	if readsMorePaths(old.Paths, next.Paths) {
+		parts = append(parts, "more paths differ or are accepted: case_sensitive, trailing_slash, path_parameters or encoded_slash")
+	}
 	return strings.Join(parts, "; ")
 }
 
@@ -120,8 +132,21 @@ func hasPer(id, old *policy.Identity) bool {
 		return false
 	case id.Only != nil && (old.Only == nil || !old.Only.IsCoveredBy(*id.Only)):
 		return false
+	case id.Only == nil && old.Only != nil: // values that did not count have counters of their own now
+		return false
 	}
 	return slices.EqualFunc(id.FirstOf, old.FirstOf, isSame) && slices.EqualFunc(id.AllOf, old.AllOf, isSame)
+}
+
+func countsDenied(l *policy.Limit) bool {
+	return slices.ContainsFunc(l.Variants, func(p *penstock.Plan) bool { return p.CountsDenied() })
+}
+
+// readsMorePaths reports whether paths that were one path, or were rejected, are paths of their own
+// now. Then a client has several, and rules may not match all of them.
+func readsMorePaths(old, next policy.Paths) bool {
+	return old.IgnoreCase && !next.IgnoreCase || old.IgnoreTrailingSlash && !next.IgnoreTrailingSlash ||
+		old.StripParameters && !next.StripParameters || !old.KeepEncodedSlash && next.KeepEncodedSlash
 }
 
 // algorithmOf returns the algorithm of a limit. It returns "" for new_identities, which has no

@@ -127,8 +127,27 @@ func TestReloadNamesRulesThatAreNoLongerAlwaysCharged(t *testing.T) {
 		{"per: ip", "always: true, per: ip", ""},
 		{"[pro, max]", "[pro, max, free]", ""},
 		{"[pro, max]", "[pro]", "another per of limit a.second"},
+		{"{header X-Plan: [pro, max]}", "header X-Plan", "another per of limit a.second"},
+		{"{header X-Plan: [pro, max]}", `{header X-Plan: "*"}`, "another per of limit a.second"},
 	} {
 		checkReload(t, before, strings.Replace(before, c.old, c.new, 1), c.changed)
+	}
+}
+
+// Denied requests that no longer count, and paths that are no longer one path, let clients send
+// more.
+func TestReloadNamesWhatCountsLess(t *testing.T) {
+	const more = "more paths differ or are accepted: case_sensitive, trailing_slash, path_parameters or encoded_slash"
+	const before = "http: {case_sensitive: false, trailing_slash: ignore}\nrules: [{name: a, per: ip, limits: [{rate: 9/s, count_denied: true}]}]\n"
+	for _, c := range []struct{ old, new, changed string }{
+		{", count_denied: true", "", "denied requests no longer count: limit a.second"},
+		{"case_sensitive: false", "case_sensitive: true", more},
+		{"trailing_slash: ignore", "trailing_slash: keep", more},
+		{"trailing_slash: ignore", "trailing_slash: ignore, encoded_slash: keep", more},
+	} {
+		after := strings.Replace(before, c.old, c.new, 1)
+		checkReload(t, before, after, c.changed)
+		checkReload(t, after, before, "")
 	}
 }
 

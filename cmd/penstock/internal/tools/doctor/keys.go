@@ -270,6 +270,9 @@ func (d *doctor) checkTenants(s *server) {
 	case hasAllKeys:
 		withoutPrefix := max(all-s.sample.ours-s.sample.foreign-s.sample.deleted, 0)
 		others = withoutPrefix + s.sample.foreign
+		if others > 0 {
+			c.Summary = fmt.Sprintf("%d of the %d keys are not of limits; %s commands per second", others, all, s.info["instantaneous_ops_per_sec"])
+		}
 	case s.sample != nil:
 		c.Summary = fmt.Sprintf("%s, of which a sample was read; %s commands per second", count(all, "key"), s.info["instantaneous_ops_per_sec"])
 	default:

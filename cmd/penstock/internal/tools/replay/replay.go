@@ -76,7 +76,8 @@ type Result struct {
 	Requests int64            `json:"requests"` // without retries
 	Outcomes map[string]int64 `json:"outcomes"` // of the first tries
 	Retries  int64            `json:"retries"`
-	Denied   int64            `json:"denied"` // first tries
+	Later    int64            `json:"admitted_by_retry"` // requests that were denied at first
+	Denied   int64            `json:"denied"`            // first tries
 
 	// DeniedIfSpread is Denied if each client spread its requests over the second of their time stamp.
 	// It is nil if the log has finer time stamps, and with retries.
@@ -325,7 +326,9 @@ func (t *tally) send(e *accesslog.Entry, retries int) observation {
 	if t.shouldRetry && isDenial(seen.outcome) && retries < maxRetries && seen.retryAfter > 0 && seen.retryAfter != penstock.Never {
 		t.gate.schedule(t.gate.now.Add(seen.retryAfter), func() {
 			t.result.Retries++
-			t.send(e, retries+1)
+			if !isDenial(t.send(e, retries+1).outcome) {
+				t.result.Later++
+			}
 		})
 	}
 	return seen
