@@ -41,7 +41,7 @@ var mayImport = []struct{ pkg, imports string }{
 	{"guard/internal/divide", "."},
 	{"guard/internal/split", ". guard/internal/divide"},
 	{"guard/internal/lease", ". algorithm guard/internal/deadline"},
-	{"guard", ". guard/internal/deadline guard/internal/divide guard/internal/lease guard/internal/split memstore"},
+	{"guard", ". algorithm guard/internal/deadline guard/internal/divide guard/internal/lease guard/internal/split memstore"},
 	{"redisguard", ". guard redisstore"},
 	{"internal/filewatch", "github.com/fsnotify/fsnotify"},
 	{"policy", ". guard"},

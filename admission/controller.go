@@ -95,7 +95,7 @@ func New(store penstock.Store, rules policy.RuleSource, o Options) (*Controller,
 // unknownLimit returns the name of an enforced limit that has settings for guards, if the guards
 // with the given settings do not know it. Otherwise it returns "".
 func unknownLimit(rules *policy.Rules, settings func(*penstock.Plan) guard.Settings) string {
-	for _, rule := range rules.All() {
+	for _, rule := range rules.Spec().Rules {
 		for _, l := range rule.Limits {
 			s := l.Guard
 			if s.OnFailure == guard.FailLocal { // the usual default

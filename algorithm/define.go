@@ -295,9 +295,6 @@ func (a *Algorithm) RetryAfterGrant(p *Params, cost, remaining, reset int64) int
 	return a.retryAfterGrant(p, cost, remaining, reset)
 }
 
-// ResetsAtOnce reports whether all units become free together, when a window ends.
-func (a *Algorithm) ResetsAtOnce() bool { return a.decay == DecayAtReset }
-
 // Decay is what the option Leasable sets.
 func (a *Algorithm) Decay() Decay { return a.decay }
 

@@ -69,10 +69,6 @@ func New(controller *admission.Controller, o Options) (*Gate, error) {
 	return &Gate{gate}, nil
 }
 
-// Waiting returns how many messages wait until they are decided again. The Controller's Waiting
-// does not count them.
-func (g *Gate) Waiting() int { return g.calls.Waiting() }
-
 // Unary is a grpc.UnaryServerInterceptor. Chain it before interceptors that do work, and after
 // interceptors that authenticate the connection.
 func (g *Gate) Unary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {

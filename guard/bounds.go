@@ -6,6 +6,7 @@ import (
 	"math"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/guard/internal/lease"
 	"github.com/penstock/penstock/guard/internal/split"
 )
@@ -103,7 +104,7 @@ func (b *bounds) clockForwardBound() Bound {
 	if a.NeedsHolder() {
 		return Bound{when, over, "if the store's clock jumps ahead, slots end too early by the length of the jump; if it is set back, no more slots are lent, and slots end up to 5s late"}
 	}
-	if a.ResetsAtOnce() {
+	if a.Decay() == algorithm.DecayAtReset {
 		over *= 2
 	}
 	return Bound{when, over, fmt.Sprintf("%s more at most each time the store's clock jumps ahead; if it is set back, none, and units return up to 5s late", units(over))}

@@ -322,7 +322,7 @@ func isExact(c penstock.Charge, got, want penstock.Status) bool {
 		if got.Remaining == want.Remaining-1 && (want.ResetAfter-unitAt).Abs() <= time.Microsecond {
 			got.Remaining = want.Remaining
 		}
-	case !a.ResetsAtOnce():
+	case a.Decay() != algorithm.DecayAtReset:
 		got.Remaining = max(got.Remaining, want.Remaining)
 	}
 	return got == want

@@ -45,9 +45,8 @@ type Counts struct {
 	options      Options
 	seriesByRule atomic.Pointer[map[Rule]*series]
 
-	mu             sync.Mutex        // held while rules change, and while a rule gets its histogram
-	permanentRules []Rule            // the rules that are never removed
-	rulesByOwner   map[string][]Rule // the other rules, by their owner
+	mu           sync.Mutex        // held while rules change, and while a rule gets its histogram
+	rulesByOwner map[string][]Rule // by their owner
 
 	waitingFuncs atomic.Pointer[[]func() int] // the functions of AddWaiting
 	guards       atomic.Pointer[Guards]       // nil until SetGuards
@@ -100,7 +99,7 @@ func New(o Options) *Counts {
 		o.NearPercent = 80
 	}
 	c := &Counts{
-		options: o, permanentRules: []Rule{Other}, rulesByOwner: make(map[string][]Rule),
+		options: o, rulesByOwner: make(map[string][]Rule),
 		decisionsBySource: make([]atomic.Uint64, len(sources)), errorsByReason: make([]atomic.Uint64, len(reasons)),
 		tokensRejectedByReason: make([]atomic.Uint64, len(tokenReasons)), breakerChangesByState: make([]atomic.Uint64, len(breakerStates)),
 	}

@@ -57,7 +57,7 @@ func TestSetRulesKeepsAddedRules(t *testing.T) {
 	c, call := New(Options{}), Rule{"call", "call", "token-bucket"}
 	c.SetRules([]Rule{search})
 	c.observeOutcome(search, admission.Allowed)
-	c.AddRule(call)
+	c.SetRulesOf("call", []Rule{call})
 	for _, rules := range [][]Rule{{search}, {search, login}, {login}, nil, {search}} {
 		c.observeOutcome(call, admission.Denied)
 		c.SetRules(rules)
@@ -70,7 +70,7 @@ func TestSetRulesKeepsAddedRules(t *testing.T) {
 	}
 	c.SetRules([]Rule{search})
 	c.observeOutcome(search, admission.Allowed)
-	c.AddRule(login)
+	c.SetRulesOf("login", []Rule{login})
 	if n, _ := c.countOf(search, admission.Allowed); n != 1 {
 		t.Errorf("a rule of the policy has %d requests after another was added; want 1", n)
 	}

@@ -22,7 +22,7 @@ func RulesOf(rules *policy.Rules) (all []Rule) {
 	add := func(l *policy.Limit) {
 		all = append(all, Rule{Name: l.Rule.Name, Limit: l.Name, Algorithm: l.Algorithm})
 	}
-	for _, rule := range rules.All() {
+	for _, rule := range rules.Spec().Rules {
 		if limit := rule.NewIdentities; limit != nil {
 			all = append(all, Rule{Name: rule.Name, Limit: limit.Name(), Algorithm: limit.Algorithm().Title()})
 		}
@@ -61,14 +61,6 @@ func (c *Counts) SetRulesOf(owner string, rules []Rule) {
 	c.updateRulesLocked()
 }
 
-// AddRule adds a rule that SetRules does not remove.
-func (c *Counts) AddRule(rule Rule) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.permanentRules = append(c.permanentRules, rule)
-	c.updateRulesLocked()
-}
-
 // updateRulesLocked makes series for new rules, and removes those of rules that are no longer set.
 func (c *Counts) updateRulesLocked() {
 	var old map[Rule]*series
@@ -76,8 +68,8 @@ func (c *Counts) updateRulesLocked() {
 		old = *loaded
 	}
 	rules := slices.Concat(slices.Collect(maps.Values(c.rulesByOwner))...)
-	all := make(map[Rule]*series, len(rules)+len(c.permanentRules))
-	for _, rule := range slices.Concat(rules, c.permanentRules) {
+	all := make(map[Rule]*series, len(rules)+1)
+	for _, rule := range append(rules, Other) {
 		s := old[rule]
 		if s == nil {
 			s = new(series)

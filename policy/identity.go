@@ -189,15 +189,15 @@ func (id *Identity) Needs(kind Kind) bool {
 	return id.Source.Needs(kind) || slices.ContainsFunc(id.FirstOf, needs) || slices.ContainsFunc(id.AllOf, needs)
 }
 
-// Parts returns the identities of a FirstOf or AllOf.
-func (id *Identity) Parts() []*Identity { return slices.Concat(id.FirstOf, id.AllOf) }
+// parts returns the identities of a FirstOf or AllOf.
+func (id *Identity) parts() []*Identity { return slices.Concat(id.FirstOf, id.AllOf) }
 
 // Segments returns the named path segments that an identity needs.
 func (id *Identity) Segments() (names []string) {
 	if id.Source.Kind == KindSegment {
 		names = append(names, id.Source.Name)
 	}
-	for _, one := range id.Parts() {
+	for _, one := range id.parts() {
 		names = append(names, one.Segments()...)
 	}
 	return names
@@ -205,7 +205,7 @@ func (id *Identity) Segments() (names []string) {
 
 // IsAlwaysPresent reports whether every request has a key by the identity.
 func (id *Identity) IsAlwaysPresent() bool {
-	if id.Global || id.Func != nil || slices.ContainsFunc(id.Parts(), (*Identity).IsAlwaysPresent) {
+	if id.Global || id.Func != nil || slices.ContainsFunc(id.parts(), (*Identity).IsAlwaysPresent) {
 		return true
 	}
 	return id.Source.IsAlwaysPresent() && (id.Only == nil || id.Only.Any)
@@ -216,7 +216,7 @@ func (id *Identity) Invented() (parts []*Identity) {
 	if id.canBeInvented() {
 		parts = append(parts, id)
 	}
-	for _, one := range id.Parts() {
+	for _, one := range id.parts() {
 		parts = append(parts, one.Invented()...)
 	}
 	return parts

@@ -150,9 +150,6 @@ func (r *Rules) Rules() *Rules { return r }
 // Spec returns the Spec of the Rules. The Spec must not be changed.
 func (r *Rules) Spec() Spec { return r.spec }
 
-// All returns the rules, in the order of the policy.
-func (r *Rules) All() []*Rule { return slices.Clone(r.spec.Rules) }
-
 // Rule returns the rule with this name, or nil.
 func (r *Rules) Rule(name string) *Rule { return r.byName[name] }
 

@@ -51,7 +51,7 @@ func checkWatched(t *testing.T, file, head string, rules *policy.Rules) {
 		t.Fatal(err)
 	}
 	limits := make(map[string]bool)
-	for _, rule := range rules.All() {
+	for _, rule := range rules.Spec().Rules {
 		for _, l := range rule.Limits {
 			limits[l.Policy] = true
 			if l.Candidate != nil {

@@ -71,10 +71,6 @@ func New(controller *admission.Controller, o Options) (*Gate, error) {
 	return &Gate{gate}, nil
 }
 
-// Waiting returns how many messages wait until they are decided again. The Controller's Waiting
-// does not count them.
-func (g *Gate) Waiting() int { return g.calls.Waiting() }
-
 // WrapUnary implements connect.Interceptor.
 func (g *Gate) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, request connect.AnyRequest) (connect.AnyResponse, error) {

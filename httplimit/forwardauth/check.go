@@ -19,7 +19,7 @@ func Check(rules *policy.Rules) error {
 		return nil
 	}
 	var errs []error
-	for _, rule := range rules.All() {
+	for _, rule := range rules.Spec().Rules {
 		if needsDescriptor(rule) {
 			continue // the rule matches no HTTP request
 		}

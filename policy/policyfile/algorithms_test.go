@@ -41,7 +41,7 @@ func TestFilesMayNameCustomAlgorithms(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if name := p.Rules.All()[0].Limits[0].Algorithm; name != "every-second" {
+	if name := p.Rules.Spec().Rules[0].Limits[0].Algorithm; name != "every-second" {
 		t.Errorf("the algorithm is %s; want every-second", name)
 	}
 	store := memstore.New(memstore.Options{})
@@ -82,7 +82,7 @@ func TestCandidateOfACustomAlgorithmInheritsTheBurst(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if burst := p.Rules.All()[0].Limits[0].Candidate.Variants[0].Limit().Burst; burst != 7 {
+	if burst := p.Rules.Spec().Rules[0].Limits[0].Candidate.Variants[0].Limit().Burst; burst != 7 {
 		t.Errorf("the candidate has the burst %d; want 7, as the limit", burst)
 	}
 }

@@ -819,7 +819,7 @@ func TestOnStatusSelectsTheChargedResponses(t *testing.T) {
 	rules := rulesOf(t, `
 rules: [{name: a, per: global, limits: [{rate: 5/m, on_status: [401, 5xx, 410-412]}]}]
 `)
-	s := rules.All()[0].Limits[0].Status
+	s := rules.Spec().Rules[0].Limits[0].Status
 	for status := range 1000 {
 		isListed := status == 401 || status >= 500 && status < 600 || status >= 410 && status <= 412
 		if s.Has(status) != isListed {
@@ -1019,7 +1019,7 @@ func TestCandidateInheritsFromItsLimit(t *testing.T) {
 	}
 	for _, row := range rows {
 		rules := rulesOf(t, "rules: [{name: a, per: global, limits: [{"+row.limit+", candidate: {"+row.candidate+"}}]}]")
-		candidate := rules.All()[0].Limits[0].Candidate
+		candidate := rules.Spec().Rules[0].Limits[0].Candidate
 		want(t, row.limit+" / "+row.candidate, strings.TrimSpace(candidate.Variants[0].String()+" "+candidate.Timezone+strings.Repeat("|", candidate.SubWindows)), row.want)
 	}
 }
@@ -1054,8 +1054,8 @@ func TestCandidateIsChargedAsIfEnforced(t *testing.T) {
 func TestCandidateMayHaveOtherWindows(t *testing.T) {
 	for _, row := range [][2]string{{"fixed-window", "anchored-window"}, {"anchored-window", "fixed-window"}} {
 		rules := rulesOf(t, "rules: [{name: a, per: global, limits: [{rate: 10/d, algorithm: "+row[0]+", candidate: {algorithm: "+row[1]+"}}]}]")
-		want(t, row, rules.All()[0].Limits[0].Variants[0].Algorithm().Title(), row[0])
-		want(t, row, rules.All()[0].Limits[0].Candidate.Variants[0].Algorithm().Title(), row[1])
+		want(t, row, rules.Spec().Rules[0].Limits[0].Variants[0].Algorithm().Title(), row[0])
+		want(t, row, rules.Spec().Rules[0].Limits[0].Candidate.Variants[0].Algorithm().Title(), row[1])
 	}
 }
 

@@ -2,6 +2,7 @@ package policyfile
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/penstock/penstock/internal/syntax"
@@ -103,7 +104,7 @@ const maxParts = 32
 // compileCompound checks the size of an identity with parts, and returns it.
 func (c *compiler) compileCompound(config *identityConfig, id *policy.Identity) *policy.Identity {
 	partCount, depth := 0, 0
-	for _, one := range id.Parts() {
+	for _, one := range slices.Concat(id.FirstOf, id.AllOf) {
 		partCount += max(c.identityNotes[one].partCount, 1)
 		depth = max(depth, c.identityNotes[one].depth+1)
 	}

@@ -141,7 +141,7 @@ func (c *compiler) hintSharedUnknown() {
 // count as present, because HTTP/1.1 requires them.
 func isPresent(id *policy.Identity, where policy.Condition) bool {
 	isPartPresent := func(part *policy.Identity) bool { return isPresent(part, where) }
-	if id.IsAlwaysPresent() || slices.ContainsFunc(id.Parts(), isPartPresent) {
+	if id.IsAlwaysPresent() || slices.ContainsFunc(slices.Concat(id.FirstOf, id.AllOf), isPartPresent) {
 		return true
 	}
 	wanted := policy.Test{Source: id.Source, Any: true}

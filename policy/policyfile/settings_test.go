@@ -20,7 +20,7 @@ rules:
   - {name: b, always: true, per: global, limits: [{rate: 1/s, on_failure: local}]}
 `)
 	settings := make(map[string]guard.FailureMode)
-	for _, rule := range rules.All() {
+	for _, rule := range rules.Spec().Rules {
 		for _, l := range rule.Limits {
 			for _, plan := range l.Variants {
 				settings[l.Policy] = rules.Settings(plan).OnFailure
@@ -41,7 +41,7 @@ rules:
 	if s := rules.Settings(unknown); s != (guard.Settings{}) {
 		t.Errorf("an unknown limit has the settings %+v; want none", s)
 	}
-	plan := rules.All()[0].Limits[0].Variants[0]
+	plan := rules.Spec().Rules[0].Limits[0].Variants[0]
 	if n := testing.AllocsPerRun(100, func() { rules.Settings(plan) }); n != 0 {
 		t.Errorf("Settings makes %v allocations; want 0", n)
 	}
@@ -99,7 +99,7 @@ func TestCompilerAndGuardsAgreeOnLeasesAndSplits(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%s is invalid: %v", limit, err)
 			}
-			plan := p.Rules.All()[0].Limits[0].Variants[0]
+			plan := p.Rules.Spec().Rules[0].Limits[0].Variants[0]
 			// hasBound reports whether the guards lease or split a limit with these settings.
 			hasBound := func(s guard.Settings, when, text string) bool {
 				bounds := guard.Options{Limits: func(*penstock.Plan) guard.Settings { return s }}.Bounds(plan)

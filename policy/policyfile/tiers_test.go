@@ -25,7 +25,7 @@ func TestListOfAKey(t *testing.T) {
 		{"", "key:friend", policy.NotListed},
 	} {
 		rules := policyIn(t, "policy.yaml", c.lists+tail).Rules
-		if _, got, _ := rules.ClientOf(rules.All()[0].Limits[0].Key, c.key); got != c.want {
+		if _, got, _ := rules.ClientOf(rules.Spec().Rules[0].Limits[0].Key, c.key); got != c.want {
 			t.Errorf("%sthe key %s is on the list %d; want %d", c.lists, c.key, got, c.want)
 		}
 	}
@@ -74,7 +74,7 @@ func TestTiersOfAKey(t *testing.T) {
 	} {
 		rules := policyIn(t, "policy.yaml", c.policy+tail).Rules
 		var got []string
-		tiers, _, _ := rules.ClientOf(rules.All()[0].Limits[0].Key, c.key)
+		tiers, _, _ := rules.ClientOf(rules.Spec().Rules[0].Limits[0].Key, c.key)
 		for _, tier := range tiers {
 			got = append(got, rules.Spec().Tiers[tier].Name)
 		}

@@ -33,7 +33,7 @@ func version(name string) string {
 }
 
 // versionOf returns the name of the version that is in force.
-func versionOf(w *Watcher) string { return w.Rules().All()[0].Name }
+func versionOf(w *Watcher) string { return w.Rules().Spec().Rules[0].Name }
 
 // A recorder records the reports of a Watcher.
 type recorder struct {
@@ -231,7 +231,7 @@ func TestRulesAreReadyBeforeTheyTakeEffect(t *testing.T) {
 		if w := inForce.Load(); w != nil {
 			now = versionOf(w)
 		}
-		reloads = append(reloads, p.Rules.All()[0].Name+" over "+now)
+		reloads = append(reloads, p.Rules.Spec().Rules[0].Name+" over "+now)
 	}}
 	w := newWatcher(t, name, never, o, loadPlain)
 	inForce.Store(w)
@@ -774,7 +774,7 @@ func TestPanicsOfCallbacksDoNotEndWatching(t *testing.T) {
 			}
 		}
 		w, err := watch(path, WatchOptions{poll: often, Notify: func(error) { fail("Notify") }, Ready: func(p *Policy) {
-			if callback == "Ready" && p.Rules.All()[0].Name == "b" {
+			if callback == "Ready" && p.Rules.Spec().Rules[0].Name == "b" {
 				fail("Ready")
 			}
 		}}, loadPlain, true)

@@ -71,7 +71,7 @@ func (s *sizeCommand) run(out io.Writer, algorithms []*algorithm.Algorithm) erro
 	defer p.Close()
 	var names []string
 	all := []ruleSize{}
-	for _, rule := range p.Rules.All() {
+	for _, rule := range p.Rules.Spec().Rules {
 		names = append(names, rule.Name)
 		isSelected := s.rule == "" || s.rule == rule.Name
 		if !isSelected || rule.Unlimited {

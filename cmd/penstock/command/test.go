@@ -135,7 +135,7 @@ func checkOrder(policyName string, caseNames []string) error {
 // findUnreached returns the names of rules that have limits but were not reached: they neither
 // charged nor denied a request of a case.
 func findUnreached(rules *policy.Rules, reached map[string]bool) (names []string) {
-	for _, r := range rules.All() {
+	for _, r := range rules.Spec().Rules {
 		if !reached[r.Name] && !r.Unlimited {
 			names = append(names, r.Name)
 		}

@@ -144,7 +144,7 @@ func validate(file string, algorithms []*algorithm.Algorithm) (r result, err err
 			reason, _, _ := strings.Cut(strings.TrimPrefix(textOf(err), "forwardauth: "), "\n")
 			r.found = append(r.found, finding{Severity: "hint", File: file, Message: "serve --api does not load this policy: " + reason})
 		}
-		n := len(p.Rules.All())
+		n := len(p.Rules.Spec().Rules)
 		r.isValid, r.description = true, describe.Spec(p.Rules.Spec())
 		r.summary = fmt.Sprintf("%d %s, digest %s", n, plural(n, "rule"), p.Digest)
 	case errors.As(err, &mistakes):

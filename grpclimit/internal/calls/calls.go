@@ -55,7 +55,6 @@ type Gate struct {
 	writer        *quotaheaders.Writer          // writes the metadata about limits
 	lowerNames    sync.Map                      // from the name of a header in a rule to the same name in lower case
 	compiled      atomic.Pointer[compiledRules] // nil until policies is first called
-	sleeping      atomic.Int64                  // how many messages wait in sleep
 }
 
 // compiledRules are the rules in force, with what a Gate computes from them once.
@@ -129,10 +128,6 @@ func IsInfrastructure(method string) bool {
 
 // Exempts reports whether calls of a method are exempt from all limits.
 func (g *Gate) Exempts(method string) bool { return g.options.Exempt(method) }
-
-// Waiting returns how many messages wait until they are decided again. The Controller's Waiting
-// does not count them.
-func (g *Gate) Waiting() int { return int(g.sleeping.Load()) }
 
 // A Call is one call, or one message of a stream.
 type Call struct {

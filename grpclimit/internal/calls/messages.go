@@ -38,7 +38,7 @@ func (m *Messages) Received(ctx context.Context, g *Gate, c *Call) (*Refusal, er
 		if !refusal.IsTemporary() || !isInTime {
 			return refusal, nil
 		}
-		if err := g.sleep(ctx, refusal.RetryAfter); err != nil {
+		if err := sleep(ctx, refusal.RetryAfter); err != nil {
 			return nil, err
 		}
 		c.Patience = max(time.Until(deadline), 1) // not 0, which would stand for each limit's max_wait
@@ -46,9 +46,7 @@ func (m *Messages) Received(ctx context.Context, g *Gate, c *Call) (*Refusal, er
 }
 
 // sleep returns after d. If ctx ends before that, sleep returns the error of ctx.
-func (g *Gate) sleep(ctx context.Context, d time.Duration) error {
-	g.sleeping.Add(1)
-	defer g.sleeping.Add(-1)
+func sleep(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {

@@ -14,7 +14,7 @@ import (
 
 // streamOf begins a stream whose messages wait for up to a minute under limits. receive decides the
 // next message.
-func streamOf(t *testing.T, limits ...penstock.Limit) (g *Gate, receive func() (*Refusal, error)) {
+func streamOf(t *testing.T, limits ...penstock.Limit) (receive func() (*Refusal, error)) {
 	t.Helper()
 	spec, err := policy.Simple("r", policy.Global(), guard.FailDefault, limits...)
 	if err != nil {
@@ -28,7 +28,7 @@ func streamOf(t *testing.T, limits ...penstock.Limit) (g *Gate, receive func() (
 	if err != nil {
 		t.Fatal(err)
 	}
-	g, err = New("calls", controller, Options{Messages: true, MaxMessageWait: time.Minute})
+	g, err := New("calls", controller, Options{Messages: true, MaxMessageWait: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,37 +45,19 @@ func streamOf(t *testing.T, limits ...penstock.Limit) (g *Gate, receive func() (
 	if refusal, err := receive(); refusal != nil || err != nil { // the first message was charged with the stream
 		t.Fatalf("the first message: %v, %v; want it admitted", refusal, err)
 	}
-	return g, receive
+	return receive
 }
 
 // After 50 s, when the window has room, the bucket would let the message wait for 50 s more.
 func TestMaxMessageWaitBoundsTheWaitsTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		_, receive := streamOf(t, penstock.Per(1, 50*time.Second).With(penstock.FixedWindow), penstock.Per(1, 100*time.Second))
+		receive := streamOf(t, penstock.Per(1, 50*time.Second).With(penstock.FixedWindow), penstock.Per(1, 100*time.Second))
 		begin := time.Now()
 		refusal, err := receive()
 		if waited := time.Since(begin); err != nil || refusal == nil || waited > time.Minute {
 			t.Errorf("after %v, the message gets the refusal %v, error %v; want a refusal within a minute", waited, refusal, err)
 		}
 	})
-}
-
-// A message waits for a reservation of a bucket, or until a window has room.
-func TestWaitingCountsMessages(t *testing.T) {
-	for _, limit := range []penstock.Limit{penstock.Per(1, 50*time.Second), penstock.Per(1, 50*time.Second).With(penstock.FixedWindow)} {
-		synctest.Test(t, func(t *testing.T) {
-			g, receive := streamOf(t, limit)
-			go receive()
-			synctest.Wait()
-			if n := g.controller.Waiting() + g.Waiting(); n != 1 {
-				t.Errorf("%+v: while a message waits, %d are counted; want 1", limit, n)
-			}
-			time.Sleep(time.Minute)
-			if n := g.controller.Waiting() + g.Waiting(); n != 0 {
-				t.Errorf("%+v: after the wait, %d are counted; want 0", limit, n)
-			}
-		})
-	}
 }
 
 // none are no Metadata.

@@ -416,7 +416,7 @@ func keyText(id *policy.Identity) string {
 		var all []string
 		for _, one := range list {
 			text := keyText(one)
-			if len(one.Parts()) > 1 {
+			if len(one.FirstOf)+len(one.AllOf) > 1 {
 				text = "(" + text + ")"
 			}
 			all = append(all, text)

@@ -145,7 +145,7 @@ type Policies map[*penstock.Plan]*Policy
 // PoliciesOf makes the Policies of rules.
 func PoliciesOf(rules *policy.Rules) Policies {
 	all := make(Policies)
-	for _, rule := range rules.All() {
+	for _, rule := range rules.Spec().Rules {
 		for _, limit := range rule.Limits {
 			for _, plan := range limit.Variants {
 				all[plan] = NewPolicy(limit.Policy, plan)

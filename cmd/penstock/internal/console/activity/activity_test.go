@@ -100,7 +100,7 @@ func noCounters(func(Series, uint64)) {}
 // A denial by new_identities has the name of its limit, as in the log.
 func TestDenialsOfNewIdentitiesNameTheirLimit(t *testing.T) {
 	f := newFixture(t, "rules: [{name: api, per: {key: header X-Key}, new_identities: 1/h, limits: [{rate: 9/h}]}]", Options{Names: plainNames})
-	f.SetLimits(append(f.rules.Plans(), f.rules.All()[0].NewIdentities))
+	f.SetLimits(append(f.rules.Plans(), f.rules.Spec().Rules[0].NewIdentities))
 	for _, key := range []string{"a", "b", "c"} {
 		f.decide(key)
 	}

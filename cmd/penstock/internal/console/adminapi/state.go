@@ -91,7 +91,7 @@ func latencyOf(t *activity.Timing) Latency {
 func (h *Handler) overAdmission(instances int) *OverAdmission {
 	const maxListed = 50 // limits; Skipped counts the others
 	rules, all := h.Policy.Rules(), &OverAdmission{Limits: []LimitBound{}}
-	for _, r := range rules.All() {
+	for _, r := range rules.Spec().Rules {
 		for _, l := range r.Limits {
 			switch {
 			case keylimits.KindOf(l) != keylimits.Enforced || len(l.Variants) == 0:
@@ -202,7 +202,7 @@ func (h *Handler) makeRules(ctx context.Context, _ Viewer, _ url.Values) (any, e
 	for _, t := range spec.Tiers {
 		all.Tiers = append(all.Tiers, Tier{t.Name, describe.Tier(t)})
 	}
-	for _, r := range rules.All() {
+	for _, r := range rules.Spec().Rules {
 		rule := Rule{Name: r.Name, Always: r.Always, Shadow: r.Shadow, Unlimited: r.Unlimited, When: describe.When(r), Match: append([]describe.Condition{}, describe.Conditions(r)...), Limits: []Limit{}}
 		if n := r.NewIdentities; n != nil {
 			rule.NewIdentities = describe.Rate(n)

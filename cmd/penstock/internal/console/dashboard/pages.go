@@ -65,7 +65,7 @@ const (
 func (h *Handler) overview(ctx context.Context, v adminapi.Viewer, q url.Values) (any, error) {
 	state := h.API.ReadState(ctx)
 	o := overview{Span: cmp.Or(q.Get("span"), "seconds"), Rule: q.Get("rule"), Rates: ratesOf(state.FleetCounts)}
-	for _, r := range h.API.Policy.Rules().All() {
+	for _, r := range h.API.Policy.Rules().Spec().Rules {
 		if len(o.RuleNames) < maxRules || r.Name == o.Rule {
 			o.RuleNames = append(o.RuleNames, r.Name)
 		}

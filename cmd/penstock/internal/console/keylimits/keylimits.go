@@ -61,7 +61,7 @@ const (
 // examples have that value.
 func examples(rules *policy.Rules, rule, text string) (keys []string) {
 	var identities []*policy.Identity
-	for _, r := range rules.All() {
+	for _, r := range rules.Spec().Rules {
 		if rule != "" && r.Name != rule {
 			continue
 		}
@@ -127,7 +127,7 @@ func Normalize(rules *policy.Rules, key string) string {
 	}
 	// The commas of an AllOf separate its keys, so its reading comes first.
 	var escaped string
-	for _, r := range rules.All() {
+	for _, r := range rules.Spec().Rules {
 		for _, l := range r.Limits {
 			isFirst := escaped == "" || l.Key.AllOf != nil
 			if isFirst && l.Key.CanBe(key) {
@@ -152,7 +152,7 @@ func cut(all []Limit) (found []Limit, skipped int) {
 
 // findAll returns the limits of Find without a bound.
 func findAll(rules *policy.Rules, key, rule string) (found []Limit) {
-	for _, r := range rules.All() {
+	for _, r := range rules.Spec().Rules {
 		if rule != "" && r.Name != rule {
 			continue
 		}
@@ -201,7 +201,7 @@ func isWrongAddress(key string) bool {
 // that rule. Each instance counts them in its own
 // memory, so they are not read or reset with the others.
 func NewIdentities(rules *policy.Rules, key, rule string) (names []string) {
-	for _, r := range rules.All() {
+	for _, r := range rules.Spec().Rules {
 		canBeNew := slices.ContainsFunc(r.Limits, func(l *policy.Limit) bool { return !l.Key.Global && l.Key.CanBe(key) })
 		if r.NewIdentities != nil && (rule == "" || r.Name == rule) && (canBeNew || strings.HasPrefix(key, "ip:")) {
 			names = append(names, r.Name+"."+r.NewIdentities.Name())
@@ -245,7 +245,7 @@ func Elsewhere(rules *policy.Rules, key string, limits []Limit) (names []string)
 	if key == syntax.GlobalKey { // of no client
 		return nil
 	}
-	for _, r := range rules.All() {
+	for _, r := range rules.Spec().Rules {
 		if !canJoin(limits, r) {
 			continue
 		}

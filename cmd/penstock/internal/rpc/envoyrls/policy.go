@@ -45,7 +45,7 @@ func NeedsDescriptor(r *policy.Rule) bool {
 // a request or on its status. Envoy does not report these. Without this check, a request of Envoy
 // to which such a limit applies fails. The error wraps penstock.ErrInvalid.
 func CheckRules(rules *policy.Rules) error {
-	for _, r := range rules.All() {
+	for _, r := range rules.Spec().Rules {
 		if !NeedsDescriptor(r) {
 			continue
 		}

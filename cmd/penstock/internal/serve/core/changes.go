@@ -105,7 +105,7 @@ func valuesOfIdentity(id *policy.Identity) string {
 	if id.Only != nil {
 		text = valuesOf(policy.Condition{*id.Only})
 	}
-	for _, one := range id.Parts() {
+	for _, one := range slices.Concat(id.FirstOf, id.AllOf) {
 		text += valuesOfIdentity(one)
 	}
 	return text

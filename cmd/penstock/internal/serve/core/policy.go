@@ -41,7 +41,7 @@ func newPolicy(file *policyfile.Policy, s settings.Settings) Policy {
 		File:      file.Files[0],
 		Digest:    file.Digest,
 		Rules:     observe.RulesOf(rules),
-		OnFailure: describe.FailureModes(rules.All()),
+		OnFailure: describe.FailureModes(rules.Spec().Rules),
 		EmptyDeny: emptyDeny(rules),
 	}
 	p.server, _ = policy.SectionOf[*settings.Section](rules)
@@ -82,7 +82,7 @@ func emptyDeny(rules *policy.Rules) (files []string) {
 // host. So a client evades these rules if the same site also answers under another host.
 func rulesByHost(rules *policy.Rules) (names []string) {
 	isOfHost := func(t policy.Test) bool { return t.Source.Needs(policy.KindHost) }
-	for _, rule := range rules.All() {
+	for _, rule := range rules.Spec().Rules {
 		dependsOnHost := slices.ContainsFunc(rule.Match.Hosts, func(host string) bool { return host != "" }) || slices.ContainsFunc(rule.Match.Where, isOfHost)
 		if rule.Enforces() && !rule.Shadow && dependsOnHost {
 			names = append(names, rule.Name)

@@ -81,7 +81,7 @@ func (c *Core) openRules(ctx context.Context) (*rules, error) {
 // denials are recorded too.
 func plansOf(rules *policy.Rules) []*penstock.Plan {
 	all := rules.Plans()
-	for _, rule := range rules.All() {
+	for _, rule := range rules.Spec().Rules {
 		if rule.NewIdentities != nil {
 			all = append(all, rule.NewIdentities)
 		}

@@ -43,7 +43,7 @@ func TestSlowReloadDelaysNothing(t *testing.T) {
 	release := make(chan struct{}) // each value lets one reload take effect
 	isFirst := true
 	if err := r.watch(func(next *policyfile.Policy) {
-		loads <- next.Rules.All()[0].Name
+		loads <- next.Rules.Spec().Rules[0].Name
 		if !isFirst {
 			<-release
 		}
@@ -73,7 +73,7 @@ func TestSlowReloadDelaysNothing(t *testing.T) {
 	release <- struct{}{}
 	writeRule("four")
 	awaitLoad("four") // this reload is still in progress when close is called
-	if name := r.current.Rules().All()[0].Name; name != "three" {
+	if name := r.current.Rules().Spec().Rules[0].Name; name != "three" {
 		t.Errorf("during the reload of rule four, rule %s is in force; want three", name)
 	}
 	end()

@@ -21,7 +21,7 @@ import (
 // is more specific is not compared. Numbers, costs and on_failure are not compared.
 func weakerParts(before, after *policy.Rules) string {
 	var rules, limits, shadowRules, shadowLimits, tiers, matches, always, algorithms, identities, uncounted, unlimited, parts []string
-	for _, rule := range before.All() {
+	for _, rule := range before.Spec().Rules {
 		old, next := enforcedLimits(rule), after.Rule(rule.Name)
 		var kept []string
 		if next != nil {
@@ -65,7 +65,7 @@ func weakerParts(before, after *policy.Rules) string {
 			}
 		}
 	}
-	for _, rule := range after.All() {
+	for _, rule := range after.Spec().Rules {
 		if hasLimits := len(before.Plans()) > 0; rule.Unlimited && hasLimits && before.Rule(rule.Name) == nil {
 			unlimited = append(unlimited, rule.Name)
 		}

@@ -29,7 +29,7 @@ func TestDemoHasTheRulesOfTheExample(t *testing.T) {
 		if err != nil {
 			t.Fatalf("with traffic %v, Load returns %v; want no error", hasTraffic, err)
 		}
-		if n := len(p.Rules.All()); n != rules || p.Warnings != nil {
+		if n := len(p.Rules.Spec().Rules); n != rules || p.Warnings != nil {
 			t.Errorf("with traffic %v, there are %d rules and the warnings %v; want %d rules and no warnings", hasTraffic, n, p.Warnings, rules)
 		}
 		if namesTraffic := strings.Contains(p.Files[0], "demo-traffic"); namesTraffic != hasTraffic {

@@ -66,7 +66,7 @@ func TestPageIsAsBefore(t *testing.T) {
 	envoy := Rule{Name: "rides", Limit: "minute", Algorithm: "fixed-window"}
 	m.AddLinesLost(func() int64 { return 3 })
 	m.SetRules([]Rule{busy, idle, {Name: "login", Limit: reserved.NewIdentities, Algorithm: "token-bucket"}})
-	m.AddRule(Rule{Name: "cl.throttle", Limit: "cl.throttle", Algorithm: "token-bucket"})
+	m.SetRulesOf("resp", []Rule{{Name: "cl.throttle", Limit: "cl.throttle", Algorithm: "token-bucket"}})
 	m.SetRulesOf("envoy", []Rule{envoy})
 	m.SetGuards(observe.Guards{
 		Stats: func() guard.Stats {

@@ -35,7 +35,7 @@ const throttleName = "cl.throttle"
 // rule has the name of a listener's own counters.
 func (s *service) checkRules(rules *policy.Rules) error {
 	canEnvoyCall := s.Settings.GRPC != "" || s.Settings.API != ""
-	for _, rule := range rules.All() {
+	for _, rule := range rules.Spec().Rules {
 		if rule.Name == envoyrls.Group() && canEnvoyCall {
 			return fmt.Errorf("%w: rule %s: Envoy's limits count under this name; rename the rule", penstock.ErrInvalid, rule.Name)
 		}
@@ -109,7 +109,7 @@ func (s *service) newRESP(l settings.Listener, config *tls.Config, maxConnection
 	// Callers of CL.THROTTLE send their own rates. All these limits are recorded under the name of
 	// this plan.
 	s.core.Activity.Keep(penstock.PerSecond(1).WithName(throttleName).MustCompile())
-	s.metrics.AddRule(metrics.Rule{Name: throttleName, Limit: throttleName, Algorithm: algorithm.TokenBucket.Title()})
+	s.metrics.SetRulesOf("resp", []metrics.Rule{{Name: throttleName, Limit: throttleName, Algorithm: algorithm.TokenBucket.Title()}})
 	s.metrics.AddRESP(resp.Connections)
 	return &server{
 		setting: l.Name,

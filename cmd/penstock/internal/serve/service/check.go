@@ -12,9 +12,11 @@ import (
 // openCheck makes the service of the check API. Its listeners share it.
 func (s *service) openCheck() error {
 	if s.Settings.AllowStatedLimits {
+		var rules []metrics.Rule
 		for _, a := range checkapi.StatedAlgorithms() {
-			s.metrics.AddRule(metrics.Rule{Name: reserved.Stated, Limit: reserved.Stated, Algorithm: a.Title()})
+			rules = append(rules, metrics.Rule{Name: reserved.Stated, Limit: reserved.Stated, Algorithm: a.Title()})
 		}
+		s.metrics.SetRulesOf("check", rules)
 	}
 	o := checkapi.Options{
 		CallerToken:       s.Settings.CallerToken,

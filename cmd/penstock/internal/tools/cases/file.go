@@ -226,7 +226,7 @@ func (f *File) checkExpected(s *Step) {
 }
 
 func (f *File) ruleNames() (names []string) {
-	for _, r := range f.rules.All() {
+	for _, r := range f.rules.Spec().Rules {
 		names = append(names, r.Name)
 	}
 	return names

@@ -259,7 +259,7 @@ func (r *replayer) report() *Report {
 	if len(r.tallies) > 1 {
 		report.Old = r.tallies[1].finish(r.options.ShowsIdentities)
 	}
-	for _, rule := range r.options.Rules.All() {
+	for _, rule := range r.options.Rules.Spec().Rules {
 		seen := make(map[string]bool)
 		for _, l := range rule.Limits {
 			for _, source := range sourcesOf(l.Key) {
@@ -281,7 +281,7 @@ func sourcesOf(id *policy.Identity) (all []policy.Source) {
 	if id.Source.Kind != policy.KindNone {
 		all = append(all, id.Source)
 	}
-	for _, part := range id.Parts() {
+	for _, part := range slices.Concat(id.FirstOf, id.AllOf) {
 		all = append(all, sourcesOf(part)...)
 	}
 	return all
@@ -404,7 +404,7 @@ func (t *tally) finish(showsIdentities bool) *Result {
 	}
 	r := &t.result
 	r.Rules, r.Top = []Rule{}, []Identity{}
-	for _, rule := range t.rules.All() {
+	for _, rule := range t.rules.Spec().Rules {
 		if counted := t.byRule[rule.Name]; counted != nil {
 			r.Rules = append(r.Rules, *counted)
 		} else if !rule.Unlimited {
