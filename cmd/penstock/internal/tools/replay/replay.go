@@ -156,8 +156,7 @@ type replayer struct {
 	tallies   []*tally // of the policy, and of the old one
 	denied429 int64
 	headers   map[string]bool // that requests had
-	cookies   bool
-	rejected  int64 // entries whose target is no path
+	rejected  int64           // entries whose target is no path
 	onlyOld   int64
 	onlyNew   int64
 

@@ -134,6 +134,18 @@ func TestDeniedRequestsComeBack(t *testing.T) {
 	}
 }
 
+// TestRetriesEnd: a request that is denied each time comes back three times.
+func TestRetriesEnd(t *testing.T) {
+	rules := rulesOf(t, "rules: [{name: a, per: ip, limits: [{rate: 1/s}]}]")
+	var lines []string
+	for i := range 100 { // others take each free unit at once
+		lines = append(lines, jsonLine(start.Add(time.Millisecond+time.Duration(i)*100*time.Millisecond), "192.0.2.1", "/", ""))
+	}
+	if p := replay(t, lines, Options{Rules: rules, ShouldRetry: true}).Policy; p.Retries > 3*p.Denied || p.Retries < 2*p.Denied || p.Later+p.Outcomes["allowed"] > 14 {
+		t.Errorf("%d of %d requests were denied, with %d retries, of which %d were admitted; want at most three retries each, and 14 admitted in 13 s", p.Denied, p.Requests, p.Retries, p.Later)
+	}
+}
+
 // TestSecondsAreAnInterval: a log of whole seconds hides whether a client sent a burst.
 func TestSecondsAreAnInterval(t *testing.T) {
 	line := `192.0.2.1 - - [04/Mar/2026:05:06:07 +0000] "GET / HTTP/1.1" 200 1`

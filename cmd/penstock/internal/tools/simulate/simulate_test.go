@@ -200,6 +200,19 @@ func TestOutagesStayWithinTheBound(t *testing.T) {
 	}
 }
 
+func TestStoreIsDownInTheOutageOnly(t *testing.T) {
+	result, all := decisions(t, "10 every 1s", Options{Limit: plan(t, "10/s"), DownFrom: 3 * time.Second, DownTo: 5 * time.Second, OnFailure: guard.FailClosed})
+	var denied []string
+	for _, d := range all {
+		if !d.IsAllowed {
+			denied = append(denied, time.Duration(d.At).String())
+		}
+	}
+	if got := strings.Join(denied, " "); got != "3s 4s" || result.InOutage != 2 {
+		t.Errorf("the requests at %q were denied, and %d came in the outage; want 3s and 4s, and two", got, result.InOutage)
+	}
+}
+
 func TestTimelineHasAllDecisions(t *testing.T) {
 	for seed := range uint64(50) {
 		rng := rand.New(rand.NewPCG(seed, 0))

@@ -193,6 +193,20 @@ func TestReportSaysWhatItRestsOn(t *testing.T) {
 	}
 }
 
+// TestBudgetIsAShareOfTheIdentities: of 100 clients, whose bursts are 1 to 100, a budget of 5 %
+// leaves out the five busiest.
+func TestBudgetIsAShareOfTheIdentities(t *testing.T) {
+	clients := make(map[string][]time.Time)
+	for i := range 100 {
+		clients[fmt.Sprintf("10.0.0.%d", i)] = steady(i+1, 0)
+	}
+	report := suggest(t, clients, Options{Budget: 0.05})
+	last := report.Frontier[len(report.Frontier)-1].Bursts
+	if last["0"] != 100 || last["0.001"] != 100 || last["0.01"] != 99 || last["0.05"] != 95 {
+		t.Errorf("the bursts are %v; want 100, 100, 99 and 95", last)
+	}
+}
+
 func TestNumbersAreRoundedUp(t *testing.T) {
 	for x, want := range map[float64]int64{0: 1, 1: 1, 1.5: 2, 4: 5, 7.5: 8, 8.1: 10, 31: 50, 1234: 2000} {
 		if got := roundUp(x); got != want {
