@@ -102,6 +102,16 @@ func (r *Rule) Enforces() bool {
 	return slices.ContainsFunc(r.Limits, func(l *Limit) bool { return !l.Shadow })
 }
 
+// Covers reports whether the rule matches all requests that another one matches, whatever their
+// Match.Where are. Each path is compared with one other path: /** covers /api/**, but /a/** and
+// /b/** together are not seen to cover another path.
+func (r *Rule) Covers(other *Rule) bool {
+	isCovered := func(o *matcher) bool {
+		return slices.ContainsFunc(r.matchers, func(m *matcher) bool { return m.CoversTarget(o.Matcher) })
+	}
+	return !slices.ContainsFunc(other.matchers, func(o *matcher) bool { return !isCovered(o) })
+}
+
 // Settings returns how guards treat a limit, for guard.Options.Limits. The settings are zero for
 // limits that are not in the Rules, except those of reserved groups. A shadow is neither
 // leased nor split, and it is not counted while the store gives no answer.

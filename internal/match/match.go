@@ -249,8 +249,11 @@ func comparePaths(a, b Pattern) int {
 }
 
 // Covers reports whether m matches all requests that other matches.
-func (m *Matcher) Covers(other *Matcher) bool {
-	if m.Conditions > 0 || !m.coversHost(other.Host) {
+func (m *Matcher) Covers(other *Matcher) bool { return m.Conditions == 0 && m.CoversTarget(other) }
+
+// CoversTarget is Covers, whatever the conditions of m are.
+func (m *Matcher) CoversTarget(other *Matcher) bool {
+	if !m.coversHost(other.Host) {
 		return false
 	}
 	for _, method := range other.Methods {

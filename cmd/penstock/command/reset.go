@@ -112,14 +112,16 @@ type resetReport struct {
 	isUnused bool // the command has found no counter of the key
 }
 
-// noteState adds what the limits of the key are after the reset. now is nil if it is not known.
-func (r *resetReport) noteState(now *keyReport) {
+// newResetReport makes the report of a reset. now is what the limits of the key are after it; nil:
+// it is not known.
+func newResetReport(identity string, done *keylimits.Reset, unread []string, held []keylimits.Limit, now *keyReport) *resetReport {
+	r := &resetReport{Identity: identity, Reset: done, Unread: unread, Held: held}
 	if now == nil {
-		return
+		return r
 	}
 	r.isUnused = len(r.Reset.Reset) == 0 && now.isUnused()
 	if r.List = now.List; r.List != "" {
-		return // no limit decides
+		return r // no limit decides
 	}
 	r.Elsewhere = now.Elsewhere
 	for _, name := range now.DeniedBy {
@@ -128,6 +130,7 @@ func (r *resetReport) noteState(now *keyReport) {
 			r.DeniedBy = append(r.DeniedBy, name)
 		}
 	}
+	return r
 }
 
 func (r *resetCommand) run(c *cobra.Command, k *keyStore) error {
@@ -175,10 +178,8 @@ func (r *resetCommand) run(c *cobra.Command, k *keyStore) error {
 	if err != nil {
 		return err
 	}
-	report := &resetReport{Identity: k.key, Reset: done, Unread: k.unread, Held: r.held(k.limits)}
 	now, _ := k.read(c.Context()) // a failure does not undo the reset
-	report.noteState(now)
-	return r.print(c.OutOrStdout(), report, cachesOf(limits))
+	return r.print(c.OutOrStdout(), newResetReport(k.key, done, k.unread, r.held(k.limits), now), cachesOf(limits))
 }
 
 // whatWasReset says which limits were reset.
@@ -221,9 +222,8 @@ func (r *resetCommand) resetAtInstance(c *cobra.Command, given *storeFlags, want
 		return withStatus(exitUnreachable, fmt.Errorf("nothing was reset: Redis has a value at the key of %s that Penstock did not write; %s", printable.Line(strings.Join(keylimits.Names(corrupt), ", ")), printable.Line(repairText(found.Repair))))
 	}
 	if !slices.ContainsFunc(limits, func(l keylimits.Limit) bool { return l.IsInUse() }) {
-		report := &resetReport{Identity: found.Identity, Reset: &keylimits.Reset{Reset: []string{}, Before: limits, After: limits}, Unread: found.Unread, Held: r.held(found.Limits)}
-		report.noteState(found)
-		return r.print(c.OutOrStdout(), report, "")
+		nothing := &keylimits.Reset{Reset: []string{}, Before: limits, After: limits}
+		return r.print(c.OutOrStdout(), newResetReport(found.Identity, nothing, found.Unread, r.held(found.Limits), found), "")
 	}
 	if err := r.confirm(c, found.Identity, limits); err != nil {
 		return err
@@ -243,10 +243,8 @@ func (r *resetCommand) resetAtInstance(c *cobra.Command, given *storeFlags, want
 		return instance.errNotTheAPI()
 	}
 	const caches = "Other instances may deny from their caches for up to deny_cache_ttl (1s by default). Leased units stay with the instances.\n"
-	report := &resetReport{Identity: found.Identity, Reset: done, Unread: found.Unread, Held: r.held(found.Limits)}
 	now, _ := instance.fetchKey(c.Context(), wanted) // a failure does not undo the reset
-	report.noteState(now)
-	return r.print(c.OutOrStdout(), report, caches)
+	return r.print(c.OutOrStdout(), newResetReport(found.Identity, done, found.Unread, r.held(found.Limits), now), caches)
 }
 
 // storeName returns the URL of the instance's store without its password, as a word of a command

@@ -75,13 +75,6 @@ func (p *places) leave(place chan struct{}) {
 	p.all = slices.DeleteFunc(p.all, func(other chan struct{}) bool { return other == place })
 }
 
-// count returns how many places are taken.
-func (p *places) count() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return len(p.all)
-}
-
 type connKey struct{}
 
 // WithConn is http.Server.ConnContext of the server of a Handler. Streams need the connection to

@@ -235,3 +235,10 @@ func TestPanicOfASnapshotEndsOnlyThisSnapshot(t *testing.T) {
 		t.Error("after two panics, no snapshot is sent; want the third")
 	})
 }
+
+// count returns how many places are taken.
+func (p *places) count() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.all)
+}

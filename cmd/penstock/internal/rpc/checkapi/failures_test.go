@@ -124,18 +124,18 @@ func TestHoldsNeedTheStore(t *testing.T) {
 }
 
 // After a reload, the policy may not have the limits of a hold or a reservation any more.
-func TestTicketsOfRemovedLimits(t *testing.T) {
+func TestIDsOfRemovedLimits(t *testing.T) {
 	s := newService(t)
-	gone := ticketCharge{Rule: "gone", Limit: "hour", Key: "user:1", Cost: 1}
-	unreadable := ticketCharge{Spec: &spec{Rate: "x"}, Key: "user:1", Cost: 1}
-	moved := ticketCharge{Rule: "jobs", Limit: "in-flight", Variant: 7, Key: "user:1", Cost: 1, Holder: "a"}
+	gone := idCharge{Rule: "gone", Limit: "hour", Key: "user:1", Cost: 1}
+	unreadable := idCharge{Spec: &spec{Rate: "x"}, Key: "user:1", Cost: 1}
+	moved := idCharge{Rule: "jobs", Limit: "in-flight", Variant: 7, Key: "user:1", Cost: 1, Holder: "a"}
 	for name, c := range map[string]struct {
-		charge         ticketCharge
+		charge         idCharge
 		renew, release int
 	}{
 		"a limit of the policy": {gone, 409, 200}, "a stated limit": {unreadable, 409, 200}, "a removed variant": {moved, 200, 200},
 	} {
-		hold, err := s.sealer.seal(holdKind, &ticket{Name: "a", Charges: []ticketCharge{c.charge}})
+		hold, err := s.idCipher.encrypt(holdKind, &idContent{Name: "a", Charges: []idCharge{c.charge}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -146,7 +146,7 @@ func TestTicketsOfRemovedLimits(t *testing.T) {
 			t.Errorf("%s: Release: %d %s; want %d", name, w.Code, w.Body, c.release)
 		}
 	}
-	once, err := s.sealer.seal(reservationKind, &ticket{Name: "once", TTL: 60_000, Expires: time.Now().Add(time.Minute).UnixMilli(), HasOnce: true, Charges: []ticketCharge{gone}})
+	once, err := s.idCipher.encrypt(reservationKind, &idContent{Name: "once", TTL: 60_000, Expires: time.Now().Add(time.Minute).UnixMilli(), HasOnce: true, Charges: []idCharge{gone}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +155,7 @@ func TestTicketsOfRemovedLimits(t *testing.T) {
 			t.Errorf("a Settle of a removed limit: %v; want is_repeat %t", answer, want)
 		}
 	}
-	none, err := s.sealer.seal(reservationKind, &ticket{Name: "none", TTL: 60_000, Expires: time.Now().Add(time.Minute).UnixMilli(), Charges: []ticketCharge{gone}})
+	none, err := s.idCipher.encrypt(reservationKind, &idContent{Name: "none", TTL: 60_000, Expires: time.Now().Add(time.Minute).UnixMilli(), Charges: []idCharge{gone}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -167,9 +167,9 @@ func TestTicketsOfRemovedLimits(t *testing.T) {
 			t.Errorf("%s of an unreadable id: %d %s; want 404", path, w.Code, w.Body)
 		}
 	}
-	other := base64.RawURLEncoding.EncodeToString(s.sealer.aead.Seal(nil, nil, []byte("[]"), []byte(reservationKind)))
+	other := base64.RawURLEncoding.EncodeToString(s.idCipher.aead.Seal(nil, nil, []byte("[]"), []byte(reservationKind)))
 	if w := s.send(callerToken, "/v1/settle", `{"id":"`+other+`","cancel":true}`); w.Code != 404 || !strings.Contains(w.Body.String(), "it is of another version") {
-		t.Errorf("a ticket of another version: %d %s; want 404", w.Code, w.Body)
+		t.Errorf("an id of another version: %d %s; want 404", w.Code, w.Body)
 	}
 	if w := s.send(callerToken, "/v1/acquire", `{}`); w.Code != 400 || !strings.Contains(w.Body.String(), "check: it is missing") {
 		t.Errorf("an Acquire without check: %d %s; want 400", w.Code, w.Body)
@@ -227,7 +227,7 @@ func TestSettledReservationsAreRememberedUntilNoProcessAcceptsThem(t *testing.T)
 	}
 	now := time.Now()
 	for by, want := range map[time.Duration]bool{0: true, time.Millisecond: true, -time.Millisecond: false} {
-		made := ticket{Expires: now.UnixMilli()}
+		made := idContent{Expires: now.UnixMilli()}
 		if got := made.isExpired(now.Truncate(time.Millisecond).Add(by)); got != want {
 			t.Errorf("%v after its expiry, a reservation is expired: %t; want %t", by, got, want)
 		}

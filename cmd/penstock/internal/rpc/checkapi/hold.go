@@ -41,8 +41,8 @@ func (s *Service) Acquire(ctx context.Context, r *penstockv1.AcquireRequest) (*p
 		return answer, nil
 	}
 	grants := slices.DeleteFunc(a.TakeGrants(), func(g admission.Grant) bool { return !g.Charge.Plan.Algorithm().NeedsHolder() })
-	t := s.ticketOf(check, grants)
-	if answer.Id, err = s.sealer.seal(holdKind, t); err != nil {
+	t := s.idContentOf(check, grants)
+	if answer.Id, err = s.idCipher.encrypt(holdKind, t); err != nil {
 		return nil, err
 	}
 	answer.ExpiresInMs = inMS(s.slots(t).life())
@@ -51,7 +51,7 @@ func (s *Service) Acquire(ctx context.Context, r *penstockv1.AcquireRequest) (*p
 
 // Renew implements the service, for callers that have been authenticated.
 func (s *Service) Renew(ctx context.Context, r *penstockv1.RenewRequest) (*penstockv1.RenewResponse, error) {
-	t, err := s.sealer.open(holdKind, r.GetId())
+	t, err := s.idCipher.decrypt(holdKind, r.GetId())
 	if err != nil {
 		return nil, err
 	}
@@ -76,7 +76,7 @@ func (s *Service) Renew(ctx context.Context, r *penstockv1.RenewRequest) (*penst
 
 // Release implements the service, for callers that have been authenticated.
 func (s *Service) Release(ctx context.Context, r *penstockv1.ReleaseRequest) (*penstockv1.ReleaseResponse, error) {
-	t, err := s.sealer.open(holdKind, r.GetId())
+	t, err := s.idCipher.decrypt(holdKind, r.GetId())
 	if err != nil {
 		return nil, err
 	}
@@ -110,7 +110,7 @@ var errNoSlots = failf(codes.FailedPrecondition, "the policy does not have the l
 type slots []penstock.Charge
 
 // slots returns those charges of a hold whose limits the policy still has.
-func (s *Service) slots(t *ticket) (held slots) {
+func (s *Service) slots(t *idContent) (held slots) {
 	for _, g := range s.grantsOf(t) {
 		if g.Charge.Plan.Algorithm().NeedsHolder() {
 			held = append(held, g.Charge)

@@ -7,7 +7,6 @@ import (
 	"mime"
 	"net/http"
 	"net/url"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -15,7 +14,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/penstock/penstock/grpclimit/penstockv1"
-	"github.com/penstock/penstock/internal/wording"
 )
 
 // MaxBody is the largest body of a request over HTTP, in bytes.
@@ -247,14 +245,4 @@ func writeProblem(w http.ResponseWriter, status int, err error) {
 	}
 	w.WriteHeader(status)
 	w.Write(text)
-}
-
-// Paths returns the paths that ServeHTTP serves, for messages.
-func Paths() string {
-	var paths []string
-	for _, m := range methods {
-		paths = append(paths, m.path)
-	}
-	slices.Sort(paths)
-	return wording.List(paths, "and")
 }

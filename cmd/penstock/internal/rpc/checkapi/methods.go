@@ -61,9 +61,6 @@ func methodAt(path string) *method {
 	return nil
 }
 
-// IsEndpoint reports whether Service.ServeHTTP serves the path of a URL.
-func IsEndpoint(path string) bool { return methodAt(path) != nil || path == OpenAPIPath }
-
 // hasDecision reports whether a response has one decision. That of a batch has several.
 func (m *method) hasDecision() bool {
 	switch m.newResponse().(type) {

@@ -15,9 +15,6 @@ var openAPI []byte
 // OpenAPIPath is the path of the API's description. ServeHTTP serves it without a token.
 const OpenAPIPath = "/v1/openapi.json"
 
-// OpenAPI returns the description of the API in JSON, as OpenAPI 3.1 defines it.
-func OpenAPI() []byte { return append([]byte(nil), openAPI...) }
-
 func serveOpenAPI(w http.ResponseWriter) {
 	h := w.Header()
 	h.Set("Content-Type", "application/json")

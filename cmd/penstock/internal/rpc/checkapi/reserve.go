@@ -52,14 +52,14 @@ func (s *Service) Reserve(ctx context.Context, r *penstockv1.ReserveRequest) (*p
 	if !decision.Allowed {
 		return answer, nil
 	}
-	t := s.ticketOf(check, a.TakeGrants())
+	t := s.idContentOf(check, a.TakeGrants())
 	if name := a.SharedName(); name != "" {
 		t.Name, t.HasOnce = name, true // a repeat gets the same reservation
 	}
 	timeLeft := ttl - a.Age() // a repeat expires with the first reservation, which was made Age ago
 	t.TTL, t.Expires = ttl.Milliseconds(), time.Now().Add(timeLeft).UnixMilli()
 	answer.ExpiresInMs = max(inMS(timeLeft), 0)
-	answer.Id, err = s.sealer.seal(reservationKind, t)
+	answer.Id, err = s.idCipher.encrypt(reservationKind, t)
 	return answer, err
 }
 
@@ -78,7 +78,7 @@ func idOfReservation(id string, ttl time.Duration) string {
 // one batch: the corrections, and a charge that can be made only once. So each correction is made
 // only once, even if a repeated call reaches another process.
 func (s *Service) Settle(ctx context.Context, r *penstockv1.SettleRequest) (*penstockv1.SettleResponse, error) {
-	t, err := s.sealer.open(reservationKind, r.GetId())
+	t, err := s.idCipher.decrypt(reservationKind, r.GetId())
 	if err != nil {
 		return nil, err
 	}
@@ -122,7 +122,7 @@ func checkEnd(r *penstockv1.SettleRequest) error {
 
 // corrections returns the batches that correct a reservation, one for each key. The first charge of
 // each batch can be made only once.
-func (s *Service) corrections(t *ticket, r *penstockv1.SettleRequest) (batches [][]penstock.Charge, err error) {
+func (s *Service) corrections(t *idContent, r *penstockv1.SettleRequest) (batches [][]penstock.Charge, err error) {
 	byKey := make(map[string]int) // the index in batches of each key's batch
 	begin := func(key string, more ...penstock.Charge) error {
 		once, err := s.onlyOnce(t, key)
@@ -163,7 +163,7 @@ func (s *Service) corrections(t *ticket, r *penstockv1.SettleRequest) (batches [
 
 // onlyOnce returns a charge that only the first Settle of a reservation can make. The store
 // remembers the charge until no process accepts the id of the reservation any more.
-func (s *Service) onlyOnce(t *ticket, key string) (penstock.Charge, error) {
+func (s *Service) onlyOnce(t *idContent, key string) (penstock.Charge, error) {
 	plan, err := penstock.Limit{Group: reserved.Settled + t.Name, Name: "once", Count: 1, Period: settleable(t.ttl()), Burst: 1}.Compile()
 	return penstock.Charge{Key: key, Plan: plan, Cost: 1}, err
 }

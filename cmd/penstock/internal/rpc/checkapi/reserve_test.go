@@ -210,7 +210,7 @@ func TestInvalidReservationIDsAreRefused(t *testing.T) {
 		t.Errorf("the id %s has %d bytes; want at most 600, and no key in it", id, len(id))
 	}
 	hold := s.call("/v1/acquire", `{"check":{"rule":"jobs","key":"user:1"}}`)["id"].(string)
-	old, err := s.sealer.seal(reservationKind, &ticket{Name: "a", Expires: time.Now().Add(-time.Second).UnixMilli()})
+	old, err := s.idCipher.encrypt(reservationKind, &idContent{Name: "a", Expires: time.Now().Add(-time.Second).UnixMilli()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -222,7 +222,7 @@ func TestInvalidReservationIDsAreRefused(t *testing.T) {
 		`{"id":"x"}`:                      "id: it is malformed",
 		`{"id":"` + string(forged) + `"}`: "id: it is",
 		`{"id":"` + hold + `"}`:           "id: it is not of this service",
-		`{"id":"` + strings.Repeat("a", maxTicketID+1) + `"}`: "id: it has 786433 bytes",
+		`{"id":"` + strings.Repeat("a", maxIDLength+1) + `"}`: "id: it has 786433 bytes",
 		`{"id":"` + id + `"}`:                          "actual: write how the request ended",
 		`{"id":"` + id + `","cancel":false}`:           "actual: write how the request ended",
 		`{"id":"` + id + `","actual":-1}`:              "actual: write 0 to",

@@ -62,7 +62,7 @@ type Service struct {
 	options    Options
 	tokens     tokens
 	stated     *statedLimits
-	sealer     *sealer
+	idCipher   *idCipher
 
 	parallel *atomic.Int64 // goroutines that batches have started; at most MaxParallel
 }
@@ -93,7 +93,7 @@ func New(store penstock.Store, controller *admission.Controller, o Options) (*Se
 		secret = []byte(rand.Text())
 	}
 	return &Service{
-		store: store, controller: controller, options: o, tokens: newTokens(o), stated: newStatedLimits(), sealer: newSealer(secret),
+		store: store, controller: controller, options: o, tokens: newTokens(o), stated: newStatedLimits(), idCipher: newIDCipher(secret),
 		parallel: new(atomic.Int64),
 	}, nil
 }

@@ -533,7 +533,7 @@ func TestFallbackAnswersBeforeEnvoyGivesUp(t *testing.T) {
 
 func TestHeadersHaveThreeDialects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, memstore.New(memstore.Options{}), limits, envoyrls.Options{Headers: envoyrls.Dialects(), HeaderNames: envoyrls.HeaderNames{Reset: "x-reset"}})
+		f := newFixture(t, memstore.New(memstore.Options{}), limits, envoyrls.Options{Headers: []envoyrls.Dialect{envoyrls.DialectPlain, envoyrls.DialectDraft03, envoyrls.DialectDraft11}, HeaderNames: envoyrls.HeaderNames{Reset: "x-reset"}})
 		for _, row := range []struct {
 			request string
 			want    string

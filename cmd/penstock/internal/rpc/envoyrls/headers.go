@@ -40,9 +40,6 @@ func (d Dialect) isValid() bool { return slices.Contains(dialects, d) }
 
 func dialectList() string { return "plain, draft-03 or draft-11" }
 
-// Dialects returns all dialects.
-func Dialects() []Dialect { return slices.Clone(dialects) }
-
 // HeaderNames are the names of the fields of DialectPlain.
 type HeaderNames struct{ Limit, Remaining, Reset string }
 

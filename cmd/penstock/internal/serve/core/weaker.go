@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/internal/match"
 	"github.com/penstock/penstock/policy"
 )
 
@@ -161,23 +160,8 @@ func algorithmOf(rules *policy.Rules, rule, limit string) string {
 // hasMatch reports whether a rule matches all requests that an old rule matches, as far as the
 // values of conditions show. Both rules have the same name.
 func hasMatch(rules, old *policy.Rules, name string) bool {
-	matchers := matchersOf(rules, name)
-	isLost := func(o *match.Matcher) bool {
-		return !slices.ContainsFunc(matchers, func(m *match.Matcher) bool { return m.Covers(o) })
-	}
-	return !slices.ContainsFunc(matchersOf(old, name), isLost) && implies(old.Rule(name).Match.Where, rules.Rule(name).Match.Where)
-}
-
-// matchersOf returns the ways in which a request can match a rule, without the conditions of where.
-func matchersOf(rules *policy.Rules, name string) []*match.Matcher {
-	paths, of := rules.Spec().Paths, rules.Rule(name).Match
-	var patterns []match.Pattern
-	for _, text := range of.Paths {
-		if p, err := match.ParsePattern(text, paths.Clean, paths.IgnoreTrailingSlash); err == nil { // the policy is valid
-			patterns = append(patterns, p)
-		}
-	}
-	return match.Matchers(of.Methods, of.Hosts, patterns, 0)
+	now, before := rules.Rule(name), old.Rule(name)
+	return now.Covers(before) && implies(before.Match.Where, now.Match.Where)
 }
 
 // implies reports whether b is true of each request of which a is true, as far as their values

@@ -43,7 +43,4 @@ func TestDemoResponses(t *testing.T) {
 			t.Errorf("%s %s gets %s %s; want %d with %s", c.method, c.path, res.Status, body, c.status, c.body)
 		}
 	}
-	if s.Served() != 7 {
-		t.Errorf("the server counted %d requests; want 7", s.Served())
-	}
 }

@@ -15,19 +15,19 @@ import (
 	"github.com/penstock/penstock/admission"
 )
 
-// A ticket is the content of the id of a reservation or of a hold. The id is the encrypted and
-// authenticated ticket. Only processes with the same secret can read or write one. The names in
-// JSON are short, because the ticket is a part of the id.
-type ticket struct {
-	Name    string         `json:"n"`           // unique
-	Expires int64          `json:"e"`           // of a reservation: Unix ms
-	TTL     int64          `json:"t"`           // of a reservation: ms
-	HasOnce bool           `json:"o,omitempty"` // of a reservation: Name is its admission.SharedName, which repeats share
-	Charges []ticketCharge `json:"c,omitempty"`
+// An idContent is the content of the id of a reservation or of a hold. The id is the encrypted and
+// authenticated content. Only processes with the same secret can read or write one. The names in
+// JSON are short, because the content is a part of the id.
+type idContent struct {
+	Name    string     `json:"n"`           // unique
+	Expires int64      `json:"e"`           // of a reservation: Unix ms
+	TTL     int64      `json:"t"`           // of a reservation: ms
+	HasOnce bool       `json:"o,omitempty"` // of a reservation: Name is its admission.SharedName, which repeats share
+	Charges []idCharge `json:"c,omitempty"`
 }
 
-// A ticketCharge is a charge that a store has granted.
-type ticketCharge struct {
+// A idCharge is a charge that a store has granted.
+type idCharge struct {
 	Rule    string `json:"r,omitempty"` // empty for a stated limit
 	Limit   string `json:"l,omitempty"` // empty for a stated limit
 	Variant int    `json:"v,omitempty"` // the index of the plan in policy.Limit.Variants
@@ -39,20 +39,21 @@ type ticketCharge struct {
 	Receipt int64 `json:"rc,omitempty"` // of the charge; 0 if its algorithm has none
 }
 
-// The kinds of tickets. A ticket of one kind is refused where the other kind is needed.
+// The kinds of ids. An id of one kind is refused where the other kind is needed.
 const (
 	reservationKind = "reservation"
 	holdKind        = "hold"
 )
 
-// maxTicketID is the length of the longest id, in bytes. An id is longer than 600 kB only if its
+// maxIDLength is the length of the longest id, in bytes. An id is longer than 600 kB only if its
 // 64 charges have the longest key and the longest holder, and JSON escapes each character of them
 // by six bytes.
-const maxTicketID = 768 << 10
+const maxIDLength = 768 << 10
 
-type sealer struct{ aead cipher.AEAD }
+// An idCipher makes ids and reads them.
+type idCipher struct{ aead cipher.AEAD }
 
-func newSealer(secret []byte) *sealer {
+func newIDCipher(secret []byte) *idCipher {
 	key := sha256.Sum256(append([]byte("penstock tickets 1\n"), secret...))
 	block, err := aes.NewCipher(key[:])
 	if err != nil {
@@ -62,47 +63,47 @@ func newSealer(secret []byte) *sealer {
 	if err != nil {
 		panic(err) // impossible: GCM takes ciphers with blocks of 16 bytes
 	}
-	return &sealer{aead}
+	return &idCipher{aead}
 }
 
-// seal encrypts a ticket and returns its id. The kind is authenticated with it.
-func (s *sealer) seal(kind string, t *ticket) (string, error) {
+// encrypt returns the id of a content. The kind is authenticated with it.
+func (s *idCipher) encrypt(kind string, t *idContent) (string, error) {
 	text, err := json.Marshal(t)
 	if err != nil {
-		return "", fmt.Errorf("checkapi: write a ticket: %w", err)
+		return "", fmt.Errorf("checkapi: write an id: %w", err)
 	}
 	return base64.RawURLEncoding.EncodeToString(s.aead.Seal(nil, nil, text, []byte(kind))), nil
 }
 
-// open returns the ticket of an id. It fails if the id was made for another kind or with another
-// secret.
-func (s *sealer) open(kind, id string) (*ticket, error) {
+// decrypt returns the content of an id. It fails if the id was made for another kind or with
+// another secret.
+func (s *idCipher) decrypt(kind, id string) (*idContent, error) {
 	const remedy = "; write the id of a %s as the service gave it"
 	wrong := func(why string) error { return failf(codes.NotFound, "id: "+why+remedy, kind) }
-	if id == "" || len(id) > maxTicketID {
-		return nil, invalid("id", "it has %d bytes, and not 1 to %d"+remedy, len(id), maxTicketID, kind)
+	if id == "" || len(id) > maxIDLength {
+		return nil, invalid("id", "it has %d bytes, and not 1 to %d"+remedy, len(id), maxIDLength, kind)
 	}
-	sealed, err := base64.RawURLEncoding.Strict().DecodeString(id)
+	encrypted, err := base64.RawURLEncoding.Strict().DecodeString(id)
 	if err != nil {
 		return nil, wrong("it is malformed")
 	}
-	text, err := s.aead.Open(nil, nil, sealed, []byte(kind))
+	text, err := s.aead.Open(nil, nil, encrypted, []byte(kind))
 	if err != nil {
 		return nil, wrong("it is not of this service, or the tokens of the service have changed")
 	}
-	t := new(ticket)
+	t := new(idContent)
 	if err := json.Unmarshal(text, t); err != nil {
 		return nil, wrong("it is of another version")
 	}
 	return t, nil
 }
 
-// ticketOf makes a ticket with the granted charges of a check.
-func (s *Service) ticketOf(check *validCheck, grants []admission.Grant) *ticket {
-	t := &ticket{Name: randomName()}
+// idContentOf makes the content of an id of the granted charges of a check.
+func (s *Service) idContentOf(check *validCheck, grants []admission.Grant) *idContent {
+	t := &idContent{Name: randomName()}
 	for i := range grants {
 		g := &grants[i]
-		c := ticketCharge{Key: g.Charge.Key, Cost: g.Charge.Cost, Holder: g.Charge.Holder, Receipt: g.Charge.Receipt}
+		c := idCharge{Key: g.Charge.Key, Cost: g.Charge.Cost, Holder: g.Charge.Holder, Receipt: g.Charge.Receipt}
 		if stated := check.specOf(&g.Charge); stated != nil {
 			c.Spec = stated
 		} else {
@@ -131,9 +132,9 @@ func (check *validCheck) specOf(c *penstock.Charge) *spec {
 	return nil
 }
 
-// grantsOf returns the charges that a ticket contains, with their limits. If the policy does not
+// grantsOf returns the charges that an id contains, with their limits. If the policy does not
 // have a limit any more, there is nothing to correct, and grantsOf leaves the charge out.
-func (s *Service) grantsOf(t *ticket) (grants []admission.Grant) {
+func (s *Service) grantsOf(t *idContent) (grants []admission.Grant) {
 	rules := s.controller.Rules()
 	for i := range t.Charges {
 		c := &t.Charges[i]
@@ -156,9 +157,9 @@ func (s *Service) grantsOf(t *ticket) (grants []admission.Grant) {
 }
 
 // ttl returns how long after it was made a reservation can be settled.
-func (t *ticket) ttl() time.Duration { return time.Duration(t.TTL) * time.Millisecond }
+func (t *idContent) ttl() time.Duration { return time.Duration(t.TTL) * time.Millisecond }
 
-// isExpired reports whether the reservation of a ticket has expired.
-func (t *ticket) isExpired(now time.Time) bool { return now.UnixMilli() >= t.Expires }
+// isExpired reports whether the reservation of an id has expired.
+func (t *idContent) isExpired(now time.Time) bool { return now.UnixMilli() >= t.Expires }
 
 var errExpired = failf(codes.FailedPrecondition, "the reservation has expired, so its estimate stays charged; reserve for a longer time")
