@@ -131,7 +131,7 @@ func hasPer(id, old *policy.Identity) bool {
 		return false
 	case id.Only != nil && (old.Only == nil || !old.Only.IsCoveredBy(*id.Only)):
 		return false
-	case id.Only == nil && old.Only != nil: // values that did not count have counters of their own now
+	case (id.Only == nil || id.Only.Any) && old.Only != nil && !old.Only.Any: // values that did not count have counters of their own now
 		return false
 	}
 	return slices.EqualFunc(id.FirstOf, old.FirstOf, isSame) && slices.EqualFunc(id.AllOf, old.AllOf, isSame)

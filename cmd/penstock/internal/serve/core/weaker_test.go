@@ -180,7 +180,7 @@ func logOfReload(t *testing.T, before, after string) *logbuffer.Buffer {
 	}
 	write(before)
 	log := new(logbuffer.Buffer)
-	r := &rules{settings: settings.Settings{Config: file}, metrics: metrics.New("", nil, 80), log: log.Logger()}
+	r := &rules{settings: settings.Settings{Config: file}, options: settings.PolicyOptions(), metrics: metrics.New("", nil, 80), log: log.Logger()}
 	if err := r.watch(func(*policyfile.Policy) {}); err != nil {
 		t.Fatal(err)
 	}
