@@ -175,14 +175,17 @@ func TestDefaultsOfTheInstanceCounter(t *testing.T) {
 		var calls []string
 		var count atomic.Int64
 		count.Store(7)
+		first := make(chan struct{}) // the first heartbeat waits for it
 		c := newInstanceCounter(instanceCounterOptions{Heartbeat: func(ctx context.Context, name string, life time.Duration) (int, error) {
 			deadline, _ := ctx.Deadline()
 			calls = append(calls, fmt.Sprint(time.Since(began), " ", life, " ", time.Until(deadline), " ", len(name) > 20))
+			<-first
 			return int(count.Load()), nil
 		}})
 		if n := c.Instances(); n != 1 {
 			t.Errorf("before the first heartbeat, there are %d instances; want 1", n)
 		}
+		close(first)
 		synctest.Wait()
 		count.Store(2)
 		for _, step := range []struct {
