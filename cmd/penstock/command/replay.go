@@ -118,6 +118,9 @@ func (r *replayCommand) run(c *cobra.Command, logs []string, algorithms []*algor
 	if err != nil {
 		return err
 	}
+	if report.Log.Requests == 0 {
+		return withStatus(exitInvalid, fmt.Errorf("no line of the log is a request: %d of %d lines were read with another format; check --format", report.Log.Rejected, report.Log.Lines))
+	}
 	if r.output == "json" {
 		err = writeJSON(c.OutOrStdout(), report)
 	} else {
@@ -175,6 +178,9 @@ const timeLayout = "2006-01-02 15:04:05"
 
 func printReplay(out io.Writer, r *replay.Report) error {
 	printLog(out, &r.Log, r.Denied429)
+	if r.WithoutAddress > 0 {
+		printable.Fprintf(out, "warning: %s of the requests have no address in the log; rules per ip count them as one client\n", share(r.WithoutAddress, r.Log.Requests))
+	}
 	for _, n := range r.NeedsHeaders {
 		printable.Fprintf(out, "warning: rule %s reads %s, which no request of the log has; --header adds a header\n", n.Rule, n.Source)
 	}

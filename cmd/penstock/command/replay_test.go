@@ -43,6 +43,19 @@ func TestReplayFailsIfAskedTo(t *testing.T) {
 	}
 }
 
+func TestReplayWarnsOfRequestsWithoutAnAddress(t *testing.T) {
+	rules := writeFile(t, "rules.yaml", "rules: [{name: api, per: ip, limits: [{rate: 5/s}]}]\n")
+	log := writeFile(t, "access.log", strings.Repeat(logLine("a.example.com", "07", "/a"), 2)+logLine("192.0.2.1", "07", "/a"))
+	code, out, stderr := command("replay", log, "--config", rules)
+	if missing := missingIn(out, "2 (66.67 %) of the requests have no address"); code != exitOK || missing != nil {
+		t.Errorf("exit status %d, %s; the output lacks %q:\n%s", code, stderr, missing, out)
+	}
+	code, _, stderr = command("replay", log, "--config", rules, "--format", "X$remote_addr [$time_local] $request", "--fail-if", "denied > 0")
+	if code != exitInvalid || !strings.Contains(stderr, "no line of the log is a request: 3 of 3 lines") {
+		t.Errorf("without a request, the exit status is %d, %s; want %d and the reason", code, stderr, exitInvalid)
+	}
+}
+
 func TestReplayExplainsMistakes(t *testing.T) {
 	log := writeFile(t, "access.log", logLine("192.0.2.1", "07", "/a"))
 	rules := writeFile(t, "rules.yaml", "rules: [{name: api, per: ip, limits: [{rate: 5/s}]}]\n")

@@ -214,7 +214,7 @@ func (s *suggestCommand) print(out io.Writer, r *suggest.Report) error {
 	}
 	printable.Fprintf(out, "\nSuggested, with a headroom of %g and rounded up:\n\n", r.Headroom)
 	fmt.Fprint(out, printable.Text(s.policy(r.Suggested)))
-	fmt.Fprint(out, "\nWrite it to a file, and see whom it would have denied: penstock replay LOG --config rules.yaml\n")
+	fmt.Fprint(out, "\nWrite it to a file, without the line with shadow, and see whom it would have denied: penstock replay LOG --config rules.yaml\n")
 	return nil
 }
 

@@ -63,6 +63,10 @@ type Report struct {
 	OnlyOld      int64           `json:"denied_only_by_old_policy,omitempty"` // requests
 	OnlyNew      int64           `json:"denied_only_by_policy,omitempty"`
 	NeedsHeaders []Need          `json:"needs_headers"` // that no line has
+
+	// WithoutAddress is how many requests have no address in the log. They count as those of one
+	// client.
+	WithoutAddress int64 `json:"without_address"`
 }
 
 // A Need is a part of requests that a rule reads and no line of the log has.
@@ -155,6 +159,7 @@ type replayer struct {
 	options   Options
 	tallies   []*tally // of the policy, and of the old one
 	denied429 int64
+	noAddress int64
 	headers   map[string]bool // that requests had
 	rejected  int64           // entries whose target is no path
 	onlyOld   int64
@@ -186,6 +191,9 @@ func (r *replayer) add(e *accesslog.Entry) {
 	if newRequest(e) == nil {
 		r.rejected++
 		return
+	}
+	if !e.Address.IsValid() {
+		r.noAddress++
 	}
 	var isDenied [2]bool
 	for i, t := range r.tallies {
@@ -248,7 +256,7 @@ func isDenial(o admission.Outcome) bool {
 
 // report returns the report of all entries.
 func (r *replayer) report() *Report {
-	report := &Report{Log: r.options.Log.Stats(), Denied429: r.denied429, OnlyOld: r.onlyOld, OnlyNew: r.onlyNew, NeedsHeaders: []Need{}}
+	report := &Report{Log: r.options.Log.Stats(), Denied429: r.denied429, OnlyOld: r.onlyOld, OnlyNew: r.onlyNew, NeedsHeaders: []Need{}, WithoutAddress: r.noAddress}
 	report.Log.Rejected += r.rejected
 	report.Log.Requests -= r.rejected
 	report.Policy = r.tallies[0].finish(r.options.ShowsIdentities)
