@@ -1,4 +1,7 @@
 local function leakybucket(rate, parts, places, _, mode, cost, patience, now, holderid, level, at, oldrate, tail, taken)
+  if level and level > MAX and mode ~= RESET then -- not written by this store
+    return 0, 0, IMPOSSIBLE, 0, 0, UNCHANGED
+  end
   local capacity = places * parts
   tail, taken = tail or 0, taken or 0
   if oldrate and oldrate ~= rate then

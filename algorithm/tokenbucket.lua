@@ -1,4 +1,7 @@
 local function tokenbucket(rate, parts, burst, _, mode, cost, patience, now, _, receipt, level, at, oldparts, since, low, older)
+  if level and level > MAX and mode ~= RESET then -- not written by this store
+    return 0, 0, IMPOSSIBLE, 0, 0, UNCHANGED
+  end
   local capacity = burst * parts
   if oldparts and oldparts ~= parts then
     level = convert(level, oldparts, parts)

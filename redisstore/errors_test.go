@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/internal/testing/effort"
 	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/redisstore"
@@ -99,35 +100,49 @@ func TestForeignValueIsNeverAFreshKey(t *testing.T) {
 	}
 }
 
-// A state of the right form may have a number that this store never writes. Its answers would deny
-// for thousands of years, with times that are negative.
+// A state of the right form may have a level that this store never writes. Its answers would deny
+// for thousands of years, with times that are negative. At a rate of 90 parts per microsecond, the
+// times look possible.
 func TestImpossibleLevelIsCorrupt(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	store := open(t, s.URL(), redisstore.Options{})
-	charge := spend("k", slowRefill("bucket", 3).Limit().MustCompile(), 1)
-	if _, err := store.Decide(t.Context(), []penstock.Charge{charge}); err != nil {
-		t.Fatal(err)
-	}
-	key := onlyKey(t, s)
-	state := []byte(must(t, s, "GET", key).(string))
-	for i := 8; i < 15; i++ { // the level
-		state[i] = 0xff
-	}
-	for _, mode := range []penstock.Mode{penstock.Peek, penstock.Spend, penstock.Peek} {
-		must(t, s, "SET", key, string(state))
-		charge.Mode = mode
-		for _, batch := range [][]penstock.Charge{{charge}, {charge, spend("k", slowRefill("other", 10).Limit().MustCompile(), 1)}} {
-			_, err := store.Decide(t.Context(), batch)
-			wantReason(t, fmt.Sprintf("%v in a batch of %d", mode, len(batch)), err, penstock.ReasonCorrupt)
+	other := spend("k", slowRefill("other", 10).Limit().MustCompile(), 1)
+	for _, limit := range []penstock.Limit{
+		slowRefill("bucket", 3).Limit(),
+		penstock.PerSecond(90_000_000).WithName("fast"),
+		penstock.PerSecond(90_000_000).With(algorithm.LeakyBucket).WithName("leaky"),
+	} {
+		for _, level := range []uint64{1<<56 - 1, 1<<53 + 1, algorithm.Max + 1} {
+			must(t, s, "FLUSHALL")
+			charge := spend("k", limit.MustCompile(), 1)
+			if _, err := store.Decide(t.Context(), []penstock.Charge{charge}); err != nil {
+				t.Fatal(err)
+			}
+			key := onlyKey(t, s)
+			state := []byte(must(t, s, "GET", key).(string))
+			for i := range 7 {
+				state[8+i] = byte(level >> (8 * i))
+			}
+			for _, mode := range []penstock.Mode{penstock.Peek, penstock.Spend, penstock.Force, penstock.Refund, penstock.Peek} {
+				must(t, s, "SET", key, string(state))
+				charge.Mode = mode
+				for _, batch := range [][]penstock.Charge{{charge}, {charge, other}, {other, charge}} {
+					_, err := store.Decide(t.Context(), batch)
+					wantReason(t, fmt.Sprintf("%s with the level %d: %v in a batch of %d", limit.Name, level, mode, len(batch)), err, penstock.ReasonCorrupt)
+				}
+				if got := must(t, s, "GET", key).(string); got != string(state) {
+					t.Errorf("%s with the level %d: %v has changed the corrupt state", limit.Name, level, mode)
+				}
+			}
+			charge.Mode = penstock.Reset
+			if _, err := store.Decide(t.Context(), []penstock.Charge{charge}); err != nil {
+				t.Error(err)
+			}
+			if left := must(t, s, "DBSIZE").(int64); left != 0 {
+				t.Errorf("%s with the level %d: %d keys are left after a reset; want none", limit.Name, level, left)
+			}
 		}
-	}
-	charge.Mode = penstock.Reset
-	if _, err := store.Decide(t.Context(), []penstock.Charge{charge}); err != nil {
-		t.Error(err)
-	}
-	if charge.Mode = penstock.Spend; remaining(t, store, "k", charge.Plan) != 3 {
-		t.Error("after a reset, the key is not new")
 	}
 }
 
