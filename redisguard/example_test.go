@@ -6,6 +6,7 @@ import (
 	"net/http"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/redisguard"
 )
@@ -13,7 +14,9 @@ import (
 // The instances of a service share a limit of 100 requests a minute for each user. While Redis does
 // not answer, each instance enforces its share of the limit.
 func ExampleOpen() {
-	store, err := redisguard.Open("redis://localhost:6379", redisguard.Options{})
+	store, err := redisguard.Open("redis://localhost:6379", redisguard.Options{Guard: guard.Options{
+		OnStoreError: func(e guard.Event) { log.Print("Redis did not decide: ", e.Err) }, // once per decision
+	}})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -139,7 +139,7 @@ var recipes = []recipe{
 		makeLenient: func(text string) string {
 			return strings.Replace(text, "http-request return status 503 if { var(txn.penstock_down) -m bool }", "", 1)
 		},
-		args: func(dir, _ string) []string { return []string{"-db", "-C", dir, "-f", "haproxy.cfg"} },
+		args: func(dir, _ string) []string { return []string{"-db", "-f", dir + "/haproxy.cfg"} },
 	},
 	{
 		program: "caddy", files: []string{"Caddyfile"}, hasLimits: true, whenKilled: "502", whenHung: "504", hungFor: 5 * time.Second,

@@ -19,7 +19,7 @@ func TestHowHighOfTheDocs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rules := writeFile(t, "rules.yaml", "rules: [{name: suggested, per: ip, limits: [{rate: 20/min, burst: 30}]}]\n")
+	rules := writeFile(t, "rules.yaml", "rules: [{name: suggested, per: ip, limits: [{rate: 3/min, burst: 30}]}]\n")
 	blocks := strings.Split(string(page), "```console\n$ penstock ")[1:]
 	for _, block := range blocks {
 		block, _, _ = strings.Cut(block, "```")

@@ -83,6 +83,9 @@ func TestOtherFormatsAreRead(t *testing.T) {
 	for name, c := range map[string]struct{ format, text, want string }{
 		"nginx": {`$remote_addr $http_x_api_key [$msec] "$request" $status $request_time`, `192.0.2.1 k1 [1700000000.250] "GET /a HTTP/1.1" 200 0.250`,
 			"2023-11-14T22:13:20Z 192.0.2.1 /a [{X-Api-Key k1}]"},
+		"log_format": {"log_format  main escape=default '$remote_addr \\'$http_x_api_key\\' [$msec] '\n    '\"$request\" $status';\n", `192.0.2.1 'k1' [1700000000.250] "GET /a HTTP/1.1" 200 0.250`,
+			"2023-11-14T22:13:20.25Z 192.0.2.1 /a [{X-Api-Key k1}]"},
+		"log_format without quotes": {"log_format short $msec\t$remote_addr\t$request_uri;", "1700000000.250\t192.0.2.1\t/a", "2023-11-14T22:13:20.25Z 192.0.2.1 /a []"},
 		"expression": {`^(?P<time_iso8601>\S+) (?P<remote_addr>\S+) (?P<request_uri>\S+)$`, "2026-01-02T03:04:05.5Z 192.0.2.1 /a", "2026-01-02T03:04:05.5Z 192.0.2.1 /a []"},
 		"JSON of nginx": {"", `{"time_iso8601":"2026-01-02T03:04:05+01:00","remote_addr":"192.0.2.1","request":"GET /a HTTP/1.1","status":"200","http_x_forwarded_for":"198.51.100.1"}`,
 			"2026-01-02T02:04:05Z 192.0.2.1 /a [{X-Forwarded-For 198.51.100.1}]"},

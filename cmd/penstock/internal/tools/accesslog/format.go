@@ -30,7 +30,8 @@ var builtIn = []Format{
 }
 
 // NewFormat reads a format that a user has written: the name of a built-in one, a log_format of
-// nginx, or a regular expression with named groups.
+// nginx, or a regular expression with named groups. A log_format is the whole directive, or the
+// text in its quotes.
 func NewFormat(text string) (*Format, error) {
 	var names []string
 	for i := range builtIn {
@@ -38,6 +39,9 @@ func NewFormat(text string) (*Format, error) {
 			return &builtIn[i], nil
 		}
 		names = append(names, builtIn[i].Name)
+	}
+	if directive := logFormat.FindStringSubmatch(text); directive != nil {
+		text = joinParts(directive[1])
 	}
 	switch {
 	case strings.Contains(text, "(?P<"), strings.Contains(text, "(?<"):
@@ -47,6 +51,25 @@ func NewFormat(text string) (*Format, error) {
 	}
 	return nil, fmt.Errorf("there is no format %q; write %s, a log_format of nginx such as '$remote_addr [$time_local] \"$request\" $status', or a regular expression with groups such as (?P<remote_addr>\\S+)",
 		wording.Clip(text), wording.List(names, "or"))
+}
+
+var (
+	logFormat  = regexp.MustCompile(`(?s)^\s*log_format\s+\S+\s+(?:escape=\w+\s+)?(.*?)\s*;?\s*$`)
+	quotedPart = regexp.MustCompile(`'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"`)
+	unescape   = strings.NewReplacer(`\'`, `'`, `\"`, `"`, `\\`, `\`)
+)
+
+// joinParts returns the format of a log_format directive, which may be in several quoted parts.
+func joinParts(parts string) string {
+	all := quotedPart.FindAllStringSubmatch(parts, -1)
+	if all == nil {
+		return parts
+	}
+	var format strings.Builder
+	for _, part := range all {
+		format.WriteString(unescape.Replace(part[1] + part[2]))
+	}
+	return format.String()
 }
 
 // needsTimeAndPath returns an error if the names of a user's format cannot make a request.
