@@ -45,6 +45,7 @@ func (s *Store) Load(ctx context.Context, plans ...*penstock.Plan) error {
 	var wanted []string
 	for _, script := range s.scripts.forLimits(plans) {
 		wanted = append(wanted, script.text)
+		script.isUsed.Store(true)
 	}
 	if len(wanted) == 0 {
 		return nil
@@ -224,8 +225,18 @@ const (
 )
 
 // send runs a script, and loads it first if the server does not know it. The call is sent again
-// only after NOSCRIPT, which proves that nothing ran.
+// only after NOSCRIPT, which proves that nothing ran. A script that is sent for the first time is
+// loaded at the same time. If the server is far away, that saves the time to find out that the
+// script is missing.
 func (s *Store) send(ctx context.Context, c *call, script *script) (string, error) {
+	var early *pendingLoad // began before the script was sent
+	if !script.isUsed.Load() && script.isUsed.CompareAndSwap(false, true) {
+		name := script.digest + " " + s.serverOf(c.keys[0])
+		var isMine bool
+		if early, isMine = s.loads.begin(name); isMine {
+			s.startLoading(name, early, script, c.keys[0])
+		}
+	}
 	for tries := 0; ; tries++ {
 		reply, err := s.client.EvalSha(ctx, script.digest, c.keys, c.args)
 		if err == nil {
@@ -238,8 +249,12 @@ func (s *Store) send(ctx context.Context, c *call, script *script) (string, erro
 			s.loads.missing.Add(1)
 			return s.sendText(ctx, c, script)
 		}
-		name := script.digest + " " + s.serverOf(c.keys[0])
-		pending, isMine := s.loads.begin(name)
+		var name string
+		pending, isMine := early, false
+		if early = nil; pending == nil {
+			name = script.digest + " " + s.serverOf(c.keys[0])
+			pending, isMine = s.loads.begin(name)
+		}
 		// Only now, because tests rely on it: each counted caller loads the script, or waits for it.
 		s.loads.missing.Add(1)
 		if isMine && s.loads.isForbidden.Load() {

@@ -74,6 +74,13 @@ func replyOf(numbers ...int64) string {
 	return string(b)
 }
 
+// useScripts makes a store assume that the script of one charge was sent before.
+func useScripts(s *Store, charges []penstock.Charge) {
+	for _, script := range s.scripts.forLimits([]*penstock.Plan{charges[0].Plan}) {
+		script.isUsed.Store(true)
+	}
+}
+
 // A script that a server does not know is loaded, three times at most. Then its text is sent.
 func TestScriptsAreLoadedAFewTimes(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -95,6 +102,7 @@ func TestScriptsAreLoadedAFewTimes(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer s.Close()
+			useScripts(s, oneCharge())
 			for range 2 {
 				d, err := s.Decide(t.Context(), oneCharge())
 				if c.errs == "" && (err != nil || !d.Allowed || d.Status(0).Remaining != 8) {
@@ -120,6 +128,58 @@ func TestScriptsAreLoadedAFewTimes(t *testing.T) {
 	}
 }
 
+// A farClient is of a server without scripts. Each command takes two equal times: to the server, and
+// back.
+type farClient struct {
+	scriptedClient
+	trip     time.Duration // one of the two times
+	isLoaded bool
+	loads    int
+}
+
+func (c *farClient) EvalSha(_ context.Context, _ string, _, args []string) (string, error) {
+	time.Sleep(c.trip)
+	isLoaded := c.isLoaded
+	time.Sleep(c.trip)
+	if !isLoaded {
+		return "", ReplyError("NOSCRIPT no matching script")
+	}
+	return stampNumberOf(args) + replyOf(8, 1), nil
+}
+
+func (c *farClient) Load(context.Context, string, []string) error {
+	time.Sleep(c.trip)
+	c.isLoaded = true
+	c.loads++
+	time.Sleep(c.trip)
+	return nil
+}
+
+// The first decision takes two round trips at most, although the server lacks the script: the load
+// does not wait for the reply that the script is missing.
+func TestFirstDecisionLoadsItsScriptAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &farClient{trip: 25 * time.Millisecond}
+		s, err := New(c, Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		for _, most := range []time.Duration{4 * c.trip, 2 * c.trip} {
+			began := time.Now()
+			if d, err := s.Decide(t.Context(), oneCharge()); err != nil || !d.Allowed {
+				t.Errorf("%+v, %v; want it allowed", d, err)
+			}
+			if took := time.Since(began); took > most {
+				t.Errorf("a decision takes %v; want at most %v", took, most)
+			}
+		}
+		if c.loads != 1 {
+			t.Errorf("%d loads; want 1", c.loads)
+		}
+	})
+}
+
 // A caller leaves at its deadline. The load continues for others, within two seconds.
 func TestLoadThatHangsEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -129,6 +189,7 @@ func TestLoadThatHangsEnds(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer s.Close()
+		useScripts(s, oneCharge())
 		began := time.Now()
 		short, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()

@@ -24,6 +24,7 @@ type script struct {
 	digest     string // as luagen.Digest returns it
 	algorithms []*algorithm.Algorithm
 	kind       kind
+	isUsed     atomic.Bool // it was loaded, or sent for the first time
 }
 
 // A kind of script is named after its harness, a template in package luagen.
