@@ -201,6 +201,9 @@ func printLog(out io.Writer, log *accesslog.Stats, denied429 int64) {
 	printable.Fprintf(out, "%d requests from %s to %s", log.Requests, log.First.UTC().Format(timeLayout), log.Last.UTC().Format(timeLayout)+" UTC")
 	if log.Resolution > 0 {
 		printable.Fprintf(out, ", times in steps of %s", wording.Period(log.Resolution))
+		if log.Coarsest > log.Resolution {
+			printable.Fprintf(out, " to %s", wording.Period(log.Coarsest))
+		}
 	}
 	fmt.Fprintln(out)
 	if log.Rejected > 0 {

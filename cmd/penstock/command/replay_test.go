@@ -78,3 +78,14 @@ func TestReplayExplainsMistakes(t *testing.T) {
 		}
 	}
 }
+
+func TestReplayReportsTheStepsOfTheTimes(t *testing.T) {
+	rules := writeFile(t, "rules.yaml", "rules: [{name: api, per: ip, limits: [{rate: 5/s}]}]\n")
+	coarse := writeFile(t, "coarse.log", logLine("192.0.2.1", "07", "/a"))
+	fine := writeFile(t, "fine.log", strings.Replace(logLine("192.0.2.1", "07", "/a"), ":07 ", ":07.250 ", 1))
+	for want, logs := range map[string][]string{"steps of 1s\n": {coarse}, "steps of 1ms\n": {fine}, "steps of 1ms to 1s\n": {coarse, fine}} {
+		if code, out, stderr := command(append([]string{"replay", "--config", rules}, logs...)...); code != exitOK || !strings.Contains(out, want) {
+			t.Errorf("%v: exit status %d, %s; want %q in\n%s", logs, code, stderr, want, out)
+		}
+	}
+}

@@ -86,7 +86,7 @@ func TestOtherFormatsAreRead(t *testing.T) {
 		"log_format": {"log_format  main escape=default '$remote_addr \\'$http_x_api_key\\' [$msec] '\n    '\"$request\" $status';\n", `192.0.2.1 'k1' [1700000000.250] "GET /a HTTP/1.1" 200 0.250`,
 			"2023-11-14T22:13:20.25Z 192.0.2.1 /a [{X-Api-Key k1}]"},
 		"log_format without quotes": {"log_format short $msec\t$remote_addr\t$request_uri;", "1700000000.250\t192.0.2.1\t/a", "2023-11-14T22:13:20.25Z 192.0.2.1 /a []"},
-		"expression": {`^(?P<time_iso8601>\S+) (?P<remote_addr>\S+) (?P<request_uri>\S+)$`, "2026-01-02T03:04:05.5Z 192.0.2.1 /a", "2026-01-02T03:04:05.5Z 192.0.2.1 /a []"},
+		"expression":                {`^(?P<time_iso8601>\S+) (?P<remote_addr>\S+) (?P<request_uri>\S+)$`, "2026-01-02T03:04:05.5Z 192.0.2.1 /a", "2026-01-02T03:04:05.5Z 192.0.2.1 /a []"},
 		"JSON of nginx": {"", `{"time_iso8601":"2026-01-02T03:04:05+01:00","remote_addr":"192.0.2.1","request":"GET /a HTTP/1.1","status":"200","http_x_forwarded_for":"198.51.100.1"}`,
 			"2026-01-02T02:04:05Z 192.0.2.1 /a [{X-Forwarded-For 198.51.100.1}]"},
 		"JSON of Traefik": {"", `{"ClientHost":"192.0.2.1","DownstreamStatus":200,"Duration":1500000,"RequestMethod":"GET","RequestPath":"/a","StartUTC":"2026-01-02T03:04:05.123456789Z","time":"2026-01-02T03:04:05Z"}`,
@@ -113,6 +113,53 @@ func TestOtherFormatsAreRead(t *testing.T) {
 		if got := fmt.Sprintf("%s %v %s %v", e.Time.UTC().Format(time.RFC3339Nano), e.Address, e.Target, e.Headers); got != c.want {
 			t.Errorf("%s is read as %s; want %s", name, got, c.want)
 		}
+	}
+}
+
+// TestTheFinestTimeOfALineCounts: the order of a line's times does not matter, and the step that is
+// reported is that of the times in use.
+func TestTheFinestTimeOfALineCounts(t *testing.T) {
+	const address = `"remote_addr":"192.0.2.1","request":"GET /a HTTP/1.1"`
+	for name, c := range map[string]struct {
+		format, line, want string
+		step               time.Duration
+	}{
+		"msec and time_iso8601": {"", `{"msec":"1767323045.250",` + address + `,"time_iso8601":"2026-01-02T03:04:05+00:00"}`, "03:04:05.25", time.Millisecond},
+		"msec and time":         {"", `{"msec":1767323045.250,` + address + `,"time":"2026-01-02T03:04:05Z"}`, "03:04:05.25", time.Millisecond},
+		"@timestamp and msec":   {"", `{"@timestamp":"2026-01-02T03:04:05Z","msec":1767323045.250,` + address + `}`, "03:04:05.25", time.Millisecond},
+		"a format with msec first": {`$msec $remote_addr [$time_local] "$request"`, `1767323045.250 192.0.2.1 [02/Jan/2026:03:04:05 +0000] "GET /a HTTP/1.1"`,
+			"03:04:05.25", time.Millisecond},
+		"a format with msec last": {`$remote_addr [$time_local] "$request" $msec`, `192.0.2.1 [02/Jan/2026:03:04:05 +0000] "GET /a HTTP/1.1" 1767323045.250`,
+			"03:04:05.25", time.Millisecond},
+		"a start in whole seconds": {"", `{"StartUTC":"2026-01-02T03:04:05Z","msec":1767323046.250,` + address + `}`, "03:04:06.25", time.Millisecond},
+		"a start that is as fine":  {"", `{"StartUTC":"2026-01-02T03:04:05.125Z","msec":1767323046.250,` + address + `}`, "03:04:05.125", time.Millisecond},
+		"combined with fractions":  {"", `192.0.2.1 - - [02/Jan/2026:03:04:05.250 +0000] "GET /a HTTP/1.1" 200 1 "-" "curl"`, "03:04:05.25", time.Millisecond},
+		"common with a comma":      {"", `192.0.2.1 - - [02/Jan/2026:03:04:05,250 +0000] "GET /a HTTP/1.1" 200 1`, "03:04:05.25", time.Millisecond},
+		"whole seconds":            {"", `192.0.2.1 - - [02/Jan/2026:03:04:05 +0000] "GET /a HTTP/1.1" 200 1`, "03:04:05", time.Second},
+	} {
+		var format *Format
+		if c.format != "" {
+			var err error
+			if format, err = NewFormat(c.format); err != nil {
+				t.Fatal(err)
+			}
+		}
+		all, stats := read(t, format, write(t, "log", c.line+"\n"))
+		if len(all) != 1 {
+			t.Errorf("%s: %d requests were read; want 1", name, len(all))
+			continue
+		}
+		if got := all[0].Time.UTC().Format("15:04:05.999999999"); got != c.want || stats.Resolution != c.step || stats.Coarsest != c.step {
+			t.Errorf("%s: the time is %s, in steps of %v to %v; want %s and %v", name, got, stats.Resolution, stats.Coarsest, c.want, c.step)
+		}
+	}
+}
+
+func TestFilesWithOtherStepsAreReported(t *testing.T) {
+	fine := write(t, "fine", `{"msec":"1767323045.250","remote_addr":"192.0.2.1","request":"GET /a HTTP/1.1"}`+"\n")
+	_, stats := read(t, nil, fine, write(t, "coarse", lines["common"].line+"\n"))
+	if stats.Resolution != time.Millisecond || stats.Coarsest != time.Second {
+		t.Errorf("the times are in steps of %v to %v; want 1ms to 1s", stats.Resolution, stats.Coarsest)
 	}
 }
 

@@ -23,8 +23,9 @@ type Entry struct {
 	Headers  []Header
 	User     string // the name of the user that logged in
 
-	raw   string // the line
-	isEnd bool   // Time is the end of the request, unless finish has changed it
+	raw   string        // the line
+	step  time.Duration // how exact the text of Time is; 0 while there is no Time
+	isEnd bool          // Time is the end of the request, unless finish has changed it
 }
 
 // A Header is a field of the request that the log has.
@@ -32,8 +33,7 @@ type Header struct{ Name, Value string }
 
 // A reader sets parts of entries from named values.
 type fieldReader struct {
-	finest    time.Duration // of all times so far; 0 if there was none
-	lastText  string        // the last time_local, and its time
+	lastText  string // the last time_local, and its time
 	lastTime  time.Time
 	durations bool // an entry had a duration
 }
@@ -179,19 +179,17 @@ func setDuration(r *fieldReader, e *Entry, v string, unit time.Duration) bool {
 	return true
 }
 
-// setTime sets the time of an entry. resolution is how exact the text is that it came from. The
-// time of the start is better than that of the end.
-func (r *fieldReader) setTime(e *Entry, t time.Time, resolution time.Duration, isEnd bool) bool {
+// setTime sets the time of an entry, unless it has a better one. step is how exact the text is that
+// the time came from. The finest time of a line is the best. Of equally fine ones, it is the start.
+func setTime(e *Entry, t time.Time, step time.Duration, isEnd bool) bool {
 	if y := t.Year(); y < 1971 || y > 2100 {
 		return false
 	}
-	if hasStart := !e.Time.IsZero() && !e.isEnd; hasStart && isEnd {
+	isWorse := step > e.step || step == e.step && isEnd && !e.isEnd
+	if e.step > 0 && isWorse {
 		return true
 	}
-	if r.finest == 0 || resolution < r.finest {
-		r.finest = resolution
-	}
-	e.Time, e.isEnd = t, isEnd
+	e.Time, e.step, e.isEnd = t, step, isEnd
 	return true
 }
 
@@ -204,59 +202,62 @@ func setLocalTime(r *fieldReader, e *Entry, v string) bool {
 		}
 		r.lastText, r.lastTime = strings.Clone(v), t
 	}
-	return r.setTime(e, r.lastTime, time.Second, true)
+	return setTime(e, r.lastTime, stepOf(v), true)
 }
 
-func parseISO(v string) (t time.Time, resolution time.Duration, ok bool) {
+func parseISO(v string) (t time.Time, step time.Duration, ok bool) {
 	for _, layout := range []string{time.RFC3339, "2006-01-02T15:04:05", "2006-01-02 15:04:05"} {
 		if t, err := time.Parse(layout, v); err == nil {
-			return t, resolutionOf(v), true
+			return t, stepOf(v), true
 		}
 	}
 	return t, 0, false
 }
 
-// resolutionOf returns how exact the seconds of a text are: 1 ms for three digits behind the point.
-func resolutionOf(v string) time.Duration {
-	_, digits, _ := strings.Cut(v, ".")
-	resolution := time.Second
-	for _, c := range digits {
-		if c < '0' || c > '9' || resolution == 1 {
+// stepOf returns how exact the seconds of a text are: 1 ms for three digits behind the point.
+func stepOf(v string) time.Duration {
+	step := time.Second
+	point := strings.IndexAny(v, ".,") // time.Parse takes both
+	if point < 0 {
+		return step
+	}
+	for _, c := range v[point+1:] {
+		if c < '0' || c > '9' || step == 1 {
 			break
 		}
-		resolution /= 10
+		step /= 10
 	}
-	return resolution
+	return step
 }
 
-func setISOTime(r *fieldReader, e *Entry, v string) bool {
-	t, resolution, ok := parseISO(v)
-	return ok && r.setTime(e, t, resolution, true)
+func setISOTime(_ *fieldReader, e *Entry, v string) bool {
+	t, step, ok := parseISO(v)
+	return ok && setTime(e, t, step, true)
 }
 
-func setStartTime(r *fieldReader, e *Entry, v string) bool {
-	t, resolution, ok := parseISO(v)
-	return ok && r.setTime(e, t, resolution, false)
+func setStartTime(_ *fieldReader, e *Entry, v string) bool {
+	t, step, ok := parseISO(v)
+	return ok && setTime(e, t, step, false)
 }
 
-func setHAProxyTime(r *fieldReader, e *Entry, v string) bool {
+func setHAProxyTime(_ *fieldReader, e *Entry, v string) bool {
 	t, err := time.Parse("02/Jan/2006:15:04:05.000", v)
-	return err == nil && r.setTime(e, t, time.Millisecond, false)
+	return err == nil && setTime(e, t, time.Millisecond, false)
 }
 
 // setUnixTime reads the seconds since 1970, with a fraction.
-func setUnixTime(r *fieldReader, e *Entry, v string) bool {
+func setUnixTime(_ *fieldReader, e *Entry, v string) bool {
 	whole, fraction, _ := strings.Cut(v, ".")
 	seconds, err := strconv.ParseInt(whole, 10, 64)
 	if err != nil {
-		t, resolution, ok := parseISO(v) // a JSON log may call this ts too
-		return ok && r.setTime(e, t, resolution, true)
+		t, step, ok := parseISO(v) // a JSON log may call this ts too
+		return ok && setTime(e, t, step, true)
 	}
 	if len(fraction) > 9 {
 		fraction = fraction[:9]
 	}
 	nanos, err := strconv.ParseUint(fraction+strings.Repeat("0", 9-len(fraction)), 10, 64)
-	return err == nil && r.setTime(e, time.Unix(seconds, int64(nanos)), resolutionOf(v), true)
+	return err == nil && setTime(e, time.Unix(seconds, int64(nanos)), stepOf(v), true)
 }
 
 // finish completes an entry, and returns why it is no request, or nil.

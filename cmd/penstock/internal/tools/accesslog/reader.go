@@ -42,7 +42,8 @@ type Stats struct {
 	Late       int64         `json:"late"` // requests that came too late to be put in order
 	First      time.Time     `json:"first"`
 	Last       time.Time     `json:"last"`
-	Resolution time.Duration `json:"resolution_ns"` // of the times: 1 s for most logs
+	Resolution time.Duration `json:"resolution_ns"`          // of the times: 1 s for most logs; that of the finest file
+	Coarsest   time.Duration `json:"coarsest_resolution_ns"` // that of the file with the coarsest times
 	Durations  bool          `json:"has_durations"`
 }
 
@@ -101,7 +102,13 @@ func (r *Reader) Close() (err error) {
 }
 
 // Stats returns what was read so far.
-func (r *Reader) Stats() Stats { return r.stats }
+func (r *Reader) Stats() Stats {
+	stats := r.stats
+	for _, s := range r.sources {
+		stats.Coarsest = max(stats.Coarsest, s.finest)
+	}
+	return stats
+}
 
 // The heap of sources.
 func (r *Reader) Len() int           { return len(r.sources) }
@@ -171,7 +178,8 @@ type source struct {
 	format *Format
 	fields fieldReader
 	line   int64
-	next   *Entry // nil at the end
+	next   *Entry        // nil at the end
+	finest time.Duration // the smallest step of a time so far; 0 before the first
 	stats  *Stats
 }
 
@@ -277,9 +285,8 @@ func (s *source) advance() error {
 		s.stats.Lines++
 		e := &Entry{raw: line}
 		if s.format.parse != nil && len(line) < maxLine && s.format.parse(&s.fields, line, e) && s.fields.finish(e) == nil {
-			if s.stats.Resolution == 0 || s.fields.finest < s.stats.Resolution {
-				s.stats.Resolution = s.fields.finest
-			}
+			s.finest = smaller(s.finest, e.step)
+			s.stats.Resolution = smaller(s.stats.Resolution, e.step)
 			s.stats.Durations = s.stats.Durations || s.fields.durations
 			s.next = e
 			return nil
@@ -338,6 +345,14 @@ func (s *source) readDirective(line string) {
 		}
 		return setISOTime(r, e, values[date]+" "+values[clock])
 	}}
+}
+
+// smaller returns the smaller of two steps. 0 means that there is none.
+func smaller(a, b time.Duration) time.Duration {
+	if a == 0 || b < a {
+		return b
+	}
+	return a
 }
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
