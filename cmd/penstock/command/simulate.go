@@ -34,7 +34,8 @@ func newSimulate(algorithms []*algorithm.Algorithm) *cobra.Command {
 			"  100/s for 10s                      a rate with equal gaps; add poisson for random gaps, or on 1s off 4s for pauses\n" +
 			"  50 clients every 100ms..1s for 1m  each sends its next request some time after an answer; add joining 5/s\n" +
 			"These names stand for arrivals that suit the limit:\n  " + strings.Join(simulate.Names(), "\n  ") + "\n" +
-			"All requests share one counter, unless --per-client is given.",
+			"All requests share one counter, unless --per-client is given. With it, each client has one counter. Client 1 is the\n" +
+			"same in each part of --arrivals, and so are the others. Requests without clients, as in 150 at 0s, are all of client 0.",
 		Example: "  penstock simulate '10/s, burst 100' --arrivals '150 at 0s; 60 at 5s'\n" +
 			"  penstock simulate 100/min --algorithm all --arrivals boundary\n" +
 			"  penstock simulate 100/s --arrivals '150/s for 60s' --instances 4 --down 20s..40s",

@@ -43,7 +43,7 @@ type Options struct {
 	Arrivals *Arrivals
 	Cost     int64         // units of each request
 	Patience time.Duration // how long a request may wait for its turn
-	PerKey   bool          // each client of an item has a counter of its own. Otherwise all requests share one
+	PerKey   bool          // each client has a counter of its own. Otherwise all requests share one
 	OnDenied Denied
 	Seed     uint64
 
@@ -57,9 +57,9 @@ type Options struct {
 
 // A Decision is the answer to one request. Its durations are in seconds in JSON.
 type Decision struct {
-	At         Seconds         `json:"at"` // since the start
-	Client     int64           `json:"client"`
-	Try        int             `json:"try"` // 1 is the first one
+	At         Seconds         `json:"at"`     // since the start
+	Client     int64           `json:"client"` // 0 for all streams; the clients of each item are 1, 2, 3
+	Try        int             `json:"try"`    // 1 is the first one
 	IsAllowed  bool            `json:"allowed"`
 	Remaining  int64           `json:"remaining"`
 	RetryAfter Seconds         `json:"retry_after"`
@@ -218,7 +218,7 @@ func (r *run) schedule(e event) {
 func (r *run) decide(e event) error {
 	counter := int64(0)
 	if r.options.PerKey {
-		counter = int64(e.item)<<32 | e.client
+		counter = e.client
 	}
 	instance := r.instances[r.result.Requests%int64(len(r.instances))]
 	d, err := instance.Decide(context.Background(), []penstock.Charge{{

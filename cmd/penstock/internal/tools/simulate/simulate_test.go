@@ -155,6 +155,27 @@ func TestClientsHaveCountersOfTheirOwn(t *testing.T) {
 	}
 }
 
+// TestClientsAreTheSameInEachPart: client i of each part of the arrivals has one counter, and so
+// have the streams, which are client 0.
+func TestClientsAreTheSameInEachPart(t *testing.T) {
+	perHour := plan(t, "2/h")
+	for arrivals, want := range map[string]int64{
+		"3 at 1s; 2 at 2s": 2,
+		"2 clients every 10m for 10m; 1 clients every 10m from 10m to 20m; 1 at 0s": 2*1 + 1 + 1, // client 1, 2, 1 again, and 0
+		"2 clients every 1m for 3m; 1 clients every 1m from 3m to 5m":               2 * 2,
+	} {
+		if result, _ := decisions(t, arrivals, Options{Limit: perHour, PerKey: true}); result.Allowed != want {
+			t.Errorf("%q: %d requests were allowed; want %d", arrivals, result.Allowed, want)
+		}
+	}
+	for _, name := range []string{"burst", "boundary"} {
+		shared, _ := decisions(t, name, Options{Limit: perHour})
+		if own, _ := decisions(t, name, Options{Limit: perHour, PerKey: true}); *own != *shared {
+			t.Errorf("%s is %+v with a counter for its client; want %+v, as with one for all", name, own, shared)
+		}
+	}
+}
+
 func TestWaitingRequestsAreAdmittedAtTheirTurn(t *testing.T) {
 	result, all := decisions(t, "4 at 0s", Options{Limit: plan(t, "2/s, burst 1"), Patience: time.Second})
 	var waits []Seconds
