@@ -34,6 +34,7 @@ func newReplay(algorithms []*algorithm.Algorithm) *cobra.Command {
 		Long: "replay decides each request of access logs by a policy, in memory and by the clock of the log. It needs no server. It reads\n" +
 			"the logs of nginx, Apache, Caddy, Envoy, HAProxy, Traefik, AWS ALB and CloudFront, and logs in JSON; gzip, zstd or bzip2; - is\n" +
 			"standard input. Several files are put in order by time. The format is detected: " + wording.List(formats, "or") + ".\n" +
+			"Requests with equal time stamps are decided in the alphabetical order of their lines, whatever their order in the logs.\n" +
 			"A log shows what clients did without these limits. Denied clients would have changed: by default a denied request is gone;\n" +
 			"with --retry it comes back after its Retry-After, at most three times. If the time stamps are whole seconds, the requests of a\n" +
 			"second are taken as one burst; the report says how many would be denied if each client spread its requests over the second.",
