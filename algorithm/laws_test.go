@@ -1324,6 +1324,43 @@ func TestSlidingWindowAdmitsOnePlusF(t *testing.T) {
 	prove(t, slidingWindowAdmitsOnePlusF, []subject{slidingSubject()})
 }
 
+// docs/algorithms.md says by how much the estimate of a large limit may be above the exact one, and
+// that a tick is 1 µs if count × period is at most 2^51 µs.
+func TestSlidingWindowIsStricterByTwoTicks(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	hasTicks := 0
+	for range effort.Of(20_000, 200_000) {
+		count, period := 1+rng.Int64N(1<<rng.IntN(51)), 1+rng.Int64N(1<<rng.IntN(47))
+		p, err := SlidingWindow.Prepare(Limit{Count: count, Period: period})
+		if err != nil {
+			continue
+		}
+		tick := p[2]
+		isSmall := whole(count).Cmp(fraction(1<<51, period)) <= 0
+		if isSmall != (tick == 1) {
+			t.Fatalf("%d per %d µs has ticks of %d µs; want 1 µs only if the product is at most 2^51", count, period, tick)
+		}
+		if tick > 1 {
+			hasTicks++
+		}
+		start := epoch - epoch%period + period
+		now, previous := start+rng.Int64N(period), 1+rng.Int64N(count)
+		out, _ := slidingWindow(windowPair{Start: start, Width: period, Previous: previous}, p, Request{Mode: Peek, Cost: 1}, now)
+		exact := new(big.Rat).Mul(whole(previous), fraction(start+period-now, period))
+		most := new(big.Rat).Add(exact, whole(1)) // the estimate is rounded up to whole units
+		if tick > 1 {
+			most.Add(most, new(big.Rat).Mul(whole(previous), fraction(2*tick, period)))
+		}
+		if estimate := whole(count - out.Remaining); estimate.Cmp(exact) < 0 || estimate.Cmp(most) >= 0 {
+			t.Fatalf("%d per %d µs, %d in the previous window, %d µs later: the estimate is %v; want %v to below %v",
+				count, period, previous, now-start, estimate.FloatString(3), exact.FloatString(3), most.FloatString(3))
+		}
+	}
+	if hasTicks < 1000 {
+		t.Errorf("only %d limits have ticks above 1 µs", hasTicks)
+	}
+}
+
 // Each bound is reached, so it could not be smaller. In the names, N is the Count, B the Burst, r
 // the rate, w the length of an interval, and f the fraction of the window that is over.
 func TestBoundsAreReached(t *testing.T) {
