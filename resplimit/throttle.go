@@ -9,11 +9,11 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/internal/stated"
 )
 
-// maxPeriodSeconds is the longest period of a limit, eight years.
-const maxPeriodSeconds = algorithm.MaxPeriod / 1_000_000
+// maxPeriodSeconds is the longest period of a limit, 366 days.
+const maxPeriodSeconds = int64(stated.MaxPeriod / time.Second)
 
 // The texts of errors about arguments.
 const (
@@ -67,6 +67,7 @@ func (c *client) throttle(b *batch, k kind, args [][]byte) {
 func checkNumbers(k kind, values [4]int64) (n numbers, quantity int64, problem string) {
 	burst, count, period, quantity := values[0], values[1], values[2], values[3]
 	leastBurst := boolToInt(k == crabThrottle) // 1 for throttlecrab, 0 for redis-cell
+	extra := boolToInt(k == cellThrottle)      // redis-cell admits bursts of max_burst + 1 units
 	switch {
 	case burst < leastBurst:
 		problem = fmt.Sprintf("ERR max_burst is %d; it must be at least %d", burst, leastBurst)
@@ -77,16 +78,17 @@ func checkNumbers(k kind, values [4]int64) (n numbers, quantity int64, problem s
 	case count < 0 || period < 0:
 		problem = fmt.Sprintf("ERR count is %d and period is %d; neither may be negative", count, period)
 	case period > maxPeriodSeconds:
-		problem = fmt.Sprintf("ERR the period is %d seconds; the longest is %d", period, int64(maxPeriodSeconds))
+		problem = fmt.Sprintf("ERR the period is %d seconds; the longest is %d (366 days)", period, maxPeriodSeconds)
 	case quantity < 0:
 		problem = fmt.Sprintf("ERR the quantity is %d; it must not be negative, and DEL resets a key", quantity)
 	case quantity > penstock.MaxCost:
 		problem = fmt.Sprintf("ERR the quantity is %d; the largest is %d", quantity, int64(penstock.MaxCost))
+	default:
+		if largest := stated.MaxBurst(count, time.Duration(period)*time.Second) - extra; burst > largest {
+			problem = fmt.Sprintf("ERR max_burst is %d, which takes longer than 366 days to refill at this rate; the largest is %d", burst, largest)
+		}
 	}
-	if k == cellThrottle {
-		burst++ // redis-cell admits bursts of max_burst + 1 units
-	}
-	return numbers{burst: burst, count: count, periodSeconds: period}, quantity, problem
+	return numbers{burst: burst + extra, count: count, periodSeconds: period}, quantity, problem
 }
 
 // del adds the job of DEL and UNLINK: the keys are reset, all or none.

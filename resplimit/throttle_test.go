@@ -250,10 +250,13 @@ func TestInvalidArguments(t *testing.T) {
 		{"CL.THROTTLE a " + strconv.Itoa(math.MaxInt64) + " 1 1", "max_burst"},
 		{"CL.THROTTLE a 1 1 1 -1", "quantity"},
 		{"CL.THROTTLE a 1 1 1 " + strconv.Itoa(penstock.MaxCost+1), "quantity"},
-		{"CL.THROTTLE a 1 1 252288001", "period"},
+		{"CL.THROTTLE a 1 1 31622401", "the longest is 31622400 (366 days)"},
+		{"CL.THROTTLE a 1 1 31622400", "the largest is 0"},
+		{"CL.THROTTLE a 366 1 86400", "longer than 366 days to refill at this rate; the largest is 365"},
+		{"THROTTLE a 367 1 86400", "longer than 366 days to refill at this rate; the largest is 366"},
 		{"CL.THROTTLE a 1 1 " + strconv.Itoa(math.MaxInt64), "period"},
 		{"CL.THROTTLE a 1 " + strconv.Itoa(math.MaxInt64) + " 1", "cl.throttle"},
-		{"CL.THROTTLE a 1000000 7 252288000", "too large to count exactly"},
+		{"CL.THROTTLE a 7918 7919 31536000", "too large to count exactly"},
 		{"DEL", "wrong number of arguments for 'del'"},
 		{"PENSTOCK.CHECK a b", "no policy"},
 	} {
@@ -261,7 +264,9 @@ func TestInvalidArguments(t *testing.T) {
 			t.Errorf("%s: the reply is %q; want an error that contains %q", c.line, got, c.want)
 		}
 	}
-	client.expect("CL.THROTTLE a 1 1 252288000", "[0 2 1 -1 252288000]")
+	client.expect("CL.THROTTLE a 0 1 31622400", "[0 1 0 -1 31622400]")
+	client.expect("CL.THROTTLE a2 365 1 86400 366", "[0 366 0 -1 31622400]")
+	client.expect("THROTTLE a3 366 1 86400 366", "[1 366 0 31622400 0]")
 	client.expect("CL.THROTTLE b 1 1 1 "+most, "[1 2 2 -1 0]")
 }
 

@@ -31,6 +31,7 @@ func TestCheckAcceptsThreeForms(t *testing.T) {
 		{body: `{"key":"a","limits":[{"rate":"5/s"},{"name":"hour","rate":"100/h","algorithm":"fixed-window"}],"cost":3}`, outcome: "allowed", limit: "second", remaining: 2},
 		{body: `{"key":"a","limits":[{"rate":"5/s"}],"cost":3}`, outcome: "denied", limit: "second", remaining: 2},
 		{body: `{"key":"a","limits":[{"rate":"5/s","burst":9}],"cost":3}`, outcome: "allowed", limit: "second", remaining: 3}, // the same counter as for the burst of 5: 9 - 3 - 3
+		{body: `{"key":"a","limits":[{"name":"year","rate":"1 per 366d"},{"name":"slow","rate":"1/d","burst":366,"algorithm":"token-bucket"}]}`, outcome: "allowed", limit: "year", remaining: 0},
 		{body: `{"key":"\ud83d\ude00","limits":[{"rate":"7/s"}]}`, outcome: "allowed", limit: "second", remaining: 6},
 		{body: "{\"key\":\"\U0001F600\",\"limits\":[{\"rate\":\"7/s\"}]}", outcome: "allowed", limit: "second", remaining: 5}, // the same key
 		{body: `{"attributes":{"path":"/free"}}`, outcome: "unlimited"},
@@ -204,6 +205,8 @@ func TestInvalidRequestsAreRefused(t *testing.T) {
 		`{"key":"a","limits":[{"rate":"10001/d","algorithm":"sliding-log"}]}`:   "limits[0]: it keeps an entry for each of 10001 units",
 		`{"key":"a","limits":[{"in_flight":10001}]}`:                            "limits[0].in_flight: write 1 to 10000",
 		`{"key":"a","limits":[{"in_flight":1}]}`:                                "whose slot must be returned",
+		`{"key":"a","limits":[{"rate":"1 per 2900d"}]}`:                         "limits[0].rate: the period is 69600h; the longest of a stated limit is 366 days",
+		`{"key":"a","limits":[{"rate":"1/d","burst":367}]}`:                     "limits[0]: a burst of 367 takes longer than 366 days to refill at this rate; the largest is 366",
 		`{"key":"a","limits":[{"in_flight":1,"rate":"1/s"}]}`:                   "limits[0]: it has both rate and in_flight",
 		`{"key":"` + strings.Repeat("a", 4097) + `","limits":[{"rate":"1/s"}]}`: "key: it is longer than 1024 characters",
 		`{"rule":"search","request_id":"` + strings.Repeat("a", 129) + `"}`:     "request_id: it is longer than 128 characters",

@@ -14,7 +14,9 @@ import (
 	"github.com/penstock/penstock/grpclimit/penstockv1"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/reserved"
+	"github.com/penstock/penstock/internal/stated"
 	"github.com/penstock/penstock/internal/syntax"
+	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/policy"
 )
 
@@ -105,7 +107,13 @@ func (s *statedLimits) compile(spec spec, field string) (*statedLimit, error) {
 	if err != nil { // the rate and the burst contradict each other
 		return nil, conflict(field, "%s", withoutKind(err))
 	}
-	a := plan.Algorithm()
+	a, l := plan.Algorithm(), plan.Limit()
+	switch largest := stated.MaxBurst(l.Count, l.Period); {
+	case l.Period > stated.MaxPeriod:
+		return nil, invalid(field+".rate", "the period is %s; the longest of a stated limit is 366 days", wording.Period(l.Period))
+	case plan.Capacity() > largest:
+		return nil, conflict(field, "a burst of %d takes longer than 366 days to refill at this rate; the largest is %d", plan.Capacity(), largest)
+	}
 	if a.IsCollection() && plan.Capacity() > maxEntries {
 		return nil, conflict(field, "it keeps an entry for each of %d units; at most %d are allowed, so choose another algorithm", plan.Capacity(), maxEntries)
 	}
