@@ -138,7 +138,7 @@ func newCore(o Options) *Core {
 
 func (c *Core) open(ctx context.Context) error {
 	var err error
-	if c.backend, err = openStore(c.Settings); err != nil {
+	if c.backend, err = openStore(c.Settings, c.Log); err != nil {
 		return err
 	}
 	c.onClose(c.backend.close)

@@ -2,8 +2,12 @@ package core
 
 import (
 	"context"
+	"log/slog"
+	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/keylimits"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/logthrottle"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/redisstore"
@@ -19,7 +23,7 @@ type store struct {
 
 // openStore opens the store without connecting. Its error wraps penstock.ErrInvalid and shows no
 // password.
-func openStore(s settings.Settings) (store, error) {
+func openStore(s settings.Settings, log *slog.Logger) (store, error) {
 	if s.Store == "" {
 		return store{
 			Store: memstore.New(memstore.Options{}),
@@ -27,16 +31,35 @@ func openStore(s settings.Settings) (store, error) {
 			close: func() {},
 		}, nil
 	}
-	redis, err := redisstore.Open(s.Store, redisstore.Options{Prefix: s.Prefix, Secret: s.KeyHashSecret})
+	options := redisstore.Options{Prefix: s.Prefix, Secret: s.KeyHashSecret}
+	redis, err := redisstore.Open(s.Store, options)
 	if err != nil {
 		return store{}, err
 	}
+	key, err := redisstore.KeyOf(selfTestCharges[0], options)
+	if err != nil {
+		redis.Close()
+		return store{}, err
+	}
+	reader := keylimits.Reader{URL: s.Store}
+	remedy := reader.Repair([]*keylimits.Limit{{Stored: key}})
+	line := logthrottle.Line{Every: corruptLineInterval}
 	probe := func(ctx context.Context) error {
 		_, err := redis.Decide(ctx, selfTestCharges)
-		return err
+		if !keylimits.IsCorrupt(err) {
+			return err
+		}
+		// The store works: it decides the requests of all other keys.
+		if _, isDue := line.Due(); isDue {
+			log.Warn("the key of the self-test holds foreign data; delete it, and give other programs no rights to it", "key", key, "command", remedy, "err", err)
+		}
+		return nil
 	}
 	return store{Store: redis, probe: probe, redis: redis, close: func() { redis.Close() }}, nil
 }
+
+// corruptLineInterval is the time between two log lines about the key of the self-test.
+const corruptLineInterval = 10 * time.Minute
 
 // selfTestCharges are made only to check the store. A full server, a replica, or a server whose
 // user lacks a right still answers PING, so only a real decision proves that the store can decide.

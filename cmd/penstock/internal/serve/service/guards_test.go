@@ -92,6 +92,36 @@ func TestMissingRightIsLogged(t *testing.T) {
 	}
 }
 
+// A foreign value at the key of the self-test is no outage: all other keys are decided.
+func TestCorruptKeyOfTheSelfTestIsNoOutage(t *testing.T) {
+	for name, isBeforeStart := range map[string]bool{"before the start": true, "later": false} {
+		t.Run(name, func(t *testing.T) {
+			redis := redistest.Start(t)
+			corrupt := func() {
+				if _, err := redis.Do("SET", "ps1{gate}self-test", "junk"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if isBeforeStart {
+				corrupt()
+			}
+			r := startLimited(t, hello, "rules: [{name: all, per: global, limits: [{rate: 2/d}]}]\n", map[string]string{"store": "redis://" + redis.Addr, "require-store": "true"})
+			corrupt()
+			for range 3 {
+				if body := r.mustGet("http://"+r.Admin+"/readyz?verbose", 200); strings.Contains(body, "degraded") {
+					t.Errorf("/readyz is %q; want ok", body)
+				}
+			}
+			if n := len(r.log.Lines("level=WARN", "the key of the self-test", "key=ps1{gate}self-test", "-c DEL 'ps1{gate}self-test'")); n != 1 {
+				t.Errorf("%d lines name the key and the command that deletes it; want 1: %s", n, r.log)
+			}
+			if page := r.mustGet("http://"+r.Admin+"/metrics", 200); !strings.Contains(page, "rate_limiter_store_degraded 0") {
+				t.Error("the metrics say that the store is degraded")
+			}
+		})
+	}
+}
+
 // Redis may reply to PING and still be unable to run the scripts.
 func TestStoreThatAnswersOnlyPingIsReportedAsFailing(t *testing.T) {
 	effort.SkipUnderRace(t)
