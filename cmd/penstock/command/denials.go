@@ -118,7 +118,8 @@ func printOffenders(out io.Writer, found *adminapi.Offenders) error {
 	}
 	_ = w.Flush()
 	printable.Fprintf(&b, "\nThe keys of all rules together: %d denials in %s. Denials by limits of all clients together (per: global) have no\n"+
-		"key, so they are not in this number; the page Rules of the dashboard shows them.\n", found.Total, found.Window)
+		"key, so they are not in this number; the page Rules of the dashboard shows them.\n"+
+		"Denials of the last 3 s may be missing, and those that other instances made in the last 6 s. --follow shows denials at once.\n", found.Total, found.Window)
 	_, err := io.WriteString(out, b.String())
 	return err
 }

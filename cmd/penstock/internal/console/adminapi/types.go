@@ -29,7 +29,7 @@ type State struct {
 	Store       StoreState `json:"store"`
 	Fleet       FleetState `json:"fleet"`
 	Counts      []Count    `json:"counts" doc:"of this instance"`
-	FleetCounts []Count    `json:"fleet_counts" doc:"of all instances that are shown, up to 3 s old"`
+	FleetCounts []Count    `json:"fleet_counts" doc:"of all instances that are shown, up to 6 s old"`
 	Waiting     int        `json:"waiting" doc:"requests that wait for their turn at this instance"`
 	Upstream    *Upstream  `json:"upstream,omitempty" doc:"only if this instance forwards requests"`
 	Recent      History    `json:"recent" doc:"the last 10 seconds: a line for each rule, and a line without a rule, which is the sum of all rules"`
