@@ -52,6 +52,9 @@ func exitStatus(c *cobra.Command, err error) int {
 	}
 	if failure.cause != nil {
 		fmt.Fprintln(c.ErrOrStderr(), "penstock: "+printable.Text(textOf(failure.cause)))
+		if hint := storeHint(failure.cause); hint != "" {
+			fmt.Fprintln(c.ErrOrStderr(), printable.Text(hint))
+		}
 		if crash := (*panicked.Error)(nil); errors.As(failure.cause, &crash) {
 			fmt.Fprintf(c.ErrOrStderr(), "%s", crash.Stack)
 		}
