@@ -39,12 +39,12 @@ func (h *Handler) rewrite(pr *httputil.ProxyRequest) {
 }
 
 // setForwarded sets the headers that report the client's address to the upstream. Such headers of
-// the request itself are removed, unless its peer is trusted. Forwarded (RFC 7239) is never sent:
-// it would lack this hop, and could contradict X-Forwarded-*.
+// the request itself, and those with another path, are removed, unless its peer is trusted.
+// Forwarded (RFC 7239) is never sent: it would lack this hop, and could contradict X-Forwarded-*.
 func (h *Handler) setForwarded(pr *httputil.ProxyRequest) {
 	isTrusted := h.options.IsTrusted != nil && h.options.IsTrusted(pr.In)
 	for name := range pr.Out.Header {
-		if !isTrusted && isForwarded(name) {
+		if !isTrusted && (isForwarded(name) || isOtherTarget(name) && h.options.ReadsTarget()) {
 			delete(pr.Out.Header, name)
 		}
 	}
@@ -85,6 +85,10 @@ func isForwarded(name string) bool {
 	return strings.HasPrefix(name, "x-forwarded-") || name == "x-real-ip" || name == "forwarded"
 }
 
+// isOtherTarget returns true for headers whose value some frameworks, and rewrite modules of IIS,
+// use instead of the path and the query.
+func isOtherTarget(name string) bool { return name == "X-Original-Url" || name == "X-Rewrite-Url" }
+
 func isWebSocket(h http.Header) bool { return strings.EqualFold(h.Get("Upgrade"), "websocket") }
 
 // trailers has the trailers of the client's body (in), and those that the upstream gets (out). out
@@ -95,7 +99,7 @@ type trailers struct{ in, out http.Header }
 func (h *Handler) newTrailers(in http.Header) trailers {
 	t := trailers{in: in}
 	for name := range in {
-		if !isAmbiguous(name) && !isForwarded(name) && !h.options.ReadsHeader(name) {
+		if !isAmbiguous(name) && !isForwarded(name) && !isOtherTarget(name) && !h.options.ReadsHeader(name) {
 			if t.out == nil {
 				t.out = make(http.Header)
 			}

@@ -315,6 +315,17 @@ func (g *limitRecorder) wrap(next http.Handler) http.Handler {
 	})
 }
 
+// Some upstreams use the path in such a header: a client could evade the rule for /login by it.
+func TestHeadersWithAnotherPathDoNotReachTheUpstream(t *testing.T) {
+	const rules = "rules: [{name: login, match: {path: /login}, per: ip, limits: [{rate: 1/d}]}]\n"
+	received := make(chan http.Header, 1)
+	r := startLimited(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { received <- r.Header }), rules, nil)
+	r.mustSend("GET", "/free", "X-Original-URL: /login", "X-Rewrite-URL: /login", "X-Other: a")
+	if got := <-received; got.Get("X-Original-URL") != "" || got.Get("X-Rewrite-URL") != "" || got.Get("X-Other") != "a" {
+		t.Errorf("the upstream got %v; want X-Other, and no header with another path", got)
+	}
+}
+
 func TestNoMessageIsHiddenInAnother(t *testing.T) {
 	effort.SkipUnderRace(t)
 	for i, attack := range attacks {
