@@ -49,6 +49,23 @@ type Rejection struct {
 	Policies   []string      // public names of the limits that denied the request; see policy.Limit.Policy
 	RetryAfter time.Duration // not rounded; 0 if unknown, penstock.Never if a retry cannot succeed
 	Detail     string        // what is wrong with a malformed request, without any text of the client
+
+	hidden uint64 // a bit for each of Policies that clients must not see; a batch has at most 64 limits
+}
+
+// VisiblePolicies returns the Policies that clients may see: those of limits with
+// policy.Limit.InHeaders.
+func (r *Rejection) VisiblePolicies() []string {
+	if r.hidden == 0 {
+		return r.Policies
+	}
+	var visible []string
+	for i, name := range r.Policies {
+		if r.hidden&(1<<i) == 0 {
+			visible = append(visible, name)
+		}
+	}
+	return visible
 }
 
 // Rejection returns why the request was rejected. It is empty if the request was admitted. Call
@@ -351,6 +368,9 @@ func (a *Admission) deny(latency time.Duration) Outcome {
 // add adds a limit to those that denied the request.
 func (r *Rejection) add(l *policy.Limit, retryAfter time.Duration) {
 	r.Rule, r.RetryAfter = l.Rule.Name, max(r.RetryAfter, retryAfter)
+	if !l.InHeaders {
+		r.hidden |= 1 << len(r.Policies)
+	}
 	r.Policies = append(r.Policies, l.Policy)
 }
 
@@ -395,7 +415,9 @@ const closedRetryAfter = time.Second
 
 // closedBy returns the Rejection of a request because a limit fails closed.
 func closedBy(l *policy.Limit) Rejection {
-	return Rejection{Rule: l.Rule.Name, Policies: []string{l.Policy}, RetryAfter: closedRetryAfter}
+	var r Rejection
+	r.add(l, closedRetryAfter)
+	return r
 }
 
 // observe emits an event without a limit.

@@ -71,6 +71,22 @@ func TestDenialsHaveReasonAndRetryTime(t *testing.T) {
 	}
 }
 
+// A limit with InHeaders false is not named, in the message, the metadata and the details.
+func TestDenialsHideLimitsThatHeadersHide(t *testing.T) {
+	spec := matching(t, ruleOf(t, "shop", byHeader("X-Key"), penstock.PerHour(2).With(penstock.FixedWindow).WithName("secret")), "/test.Shop/Buy")
+	spec.Rules[0].Limits[0].InHeaders = false
+	gate := gateOf(t, fixedClockStore(), spec, grpclimit.Options{Domain: "shop.example"})
+	conn := dial(t, serve(t, new(shop), guarded(gate)...))
+	for range 2 {
+		buy(t, conn, "Buy", "a", "x-key", "a")
+	}
+	r := buy(t, conn, "Buy", "a", "x-key", "a")
+	text := fmt.Sprint(r.err, status.Convert(r.err).Details(), r.header, r.trailer)
+	if status.Code(r.err) != codes.ResourceExhausted || strings.Contains(text, "secret") || !strings.Contains(text, "rule:shop") {
+		t.Errorf("the third call: %s; want RESOURCE_EXHAUSTED of the rule shop, without the name of its limit", text)
+	}
+}
+
 // A call has metadata about limits only if the rule matches it.
 func TestRulesMatchCalls(t *testing.T) {
 	header := func(name, value string) policy.Match {

@@ -79,7 +79,7 @@ type bodySettings struct {
 type templateData struct {
 	Status       int      // of the response
 	Rule         string   // of the limits that denied the request
-	Policies     []string // their names, at least one
+	Policies     []string // their names that clients may see; if there is none, the name of the rule
 	RetryAfter   int64    // seconds, as in Retry-After; 0: a retry cannot succeed
 	RetryAfterMS int64    // the same in milliseconds, rounded up
 }
@@ -133,9 +133,13 @@ const (
 )
 
 func (b *bodies) execute(d *rejection) ([]byte, error) {
+	policies := d.VisiblePolicies()
+	if len(policies) == 0 {
+		policies = []string{d.Rule} // a template may use the first one
+	}
 	var out boundedBuffer
 	err := b.template.Execute(&out, templateData{
-		Status: d.responseStatus(), Rule: d.Rule, Policies: d.Policies, RetryAfter: d.retrySeconds, RetryAfterMS: d.retryMS(),
+		Status: d.responseStatus(), Rule: d.Rule, Policies: policies, RetryAfter: d.retrySeconds, RetryAfterMS: d.retryMS(),
 	})
 	return out.buffer.Bytes(), err
 }
@@ -166,7 +170,7 @@ func (d *rejection) problem() []byte {
 		Detail       string   `json:"detail,omitempty"`
 		Policies     []string `json:"violated-policies,omitempty"`
 		RetryAfterMS int64    `json:"retry_after_ms,omitempty"`
-	}{Type: p.problemType, Title: p.title, Status: d.responseStatus(), Detail: d.Detail, Policies: d.Policies, RetryAfterMS: d.retryMS()}
+	}{Type: p.problemType, Title: p.title, Status: d.responseStatus(), Detail: d.Detail, Policies: d.VisiblePolicies(), RetryAfterMS: d.retryMS()}
 	if p.problemType == aboutBlank {
 		out.Title = http.StatusText(out.Status)
 	}
@@ -189,7 +193,7 @@ func (d *rejection) problem() []byte {
 // text returns the text/plain body.
 func (d *rejection) text() []byte {
 	b := append([]byte(nil), problems[d.reason].plain...)
-	for i, name := range d.Policies {
+	for i, name := range d.VisiblePolicies() {
 		if i == 0 {
 			b = append(b, ": "...)
 		} else {

@@ -334,7 +334,7 @@ func TestALostSlotIsNoticedAtTheTurn(t *testing.T) {
 			}
 			return memory.Decide(ctx, charges)
 		})
-		gate, _ := gateWith(t, store, "rules: [{name: a, per: global, limits: [{in_flight: 9, ttl: 3s}, {rate: 1/30s, burst: 1, max_wait: 60s}]}]\n")
+		gate, _ := gateWith(t, store, "rules: [{name: a, per: global, limits: [{in_flight: 9, ttl: 3s, headers: true}, {rate: 1/30s, burst: 1, max_wait: 60s, headers: true}]}]\n")
 		served := 0
 		handler := gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served++ }))
 		send := func() *httptest.ResponseRecorder {

@@ -783,7 +783,7 @@ func TestHandlersKeepTheirResponseWriter(t *testing.T) {
 
 func TestPolicySetsTheBodyOfDenials(t *testing.T) {
 	for body, begins := range map[string]string{"problem": "{", "text": "Too many requests: a.hour", "'no: {{.Rule}}'": "no: a"} {
-		gate, _ := memoryGate(t, "http: {denied: {body: "+body+"}}\nrules: [{name: a, per: global, limits: [{rate: 1/h}]}]\n")
+		gate, _ := memoryGate(t, "http: {denied: {body: "+body+"}}\nrules: [{name: a, per: ip, limits: [{rate: 1/h}]}]\n")
 		handler := gate.Middleware(http.NotFoundHandler())
 		var w *httptest.ResponseRecorder
 		for range 2 {
@@ -792,6 +792,47 @@ func TestPolicySetsTheBodyOfDenials(t *testing.T) {
 		}
 		if w.Code != 429 || !strings.HasPrefix(w.Body.String(), begins) {
 			t.Errorf("with the body %s, a denial has status %d and the body %s; want 429 with a body that begins with %q", body, w.Code, w.Body, begins)
+		}
+	}
+}
+
+// The name of a limit with headers: false must not reach a client, whatever denies the request.
+func TestDenialsHideWhatHeadersHide(t *testing.T) {
+	const (
+		first  = "{name: known, rate: 1/h}"
+		second = "{name: secret, rate: 1/h, headers: false}"
+		closed = "{name: secret, rate: 1/h, headers: false, on_failure: closed}"
+	)
+	down := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) {
+		return penstock.Decision{}, penstock.NewStoreError(penstock.ReasonUnreachable, nil)
+	})
+	for name, c := range map[string]struct {
+		store                        penstock.Store
+		limits, accept, policy, want string
+	}{
+		"one of two":       {limits: first + ", " + second, want: `"violated-policies":["a.known"]`},
+		"the only one":     {limits: second, want: `"detail":"Retry after 1h0m0s.","retry_after_ms"`},
+		"text":             {limits: first + ", " + second, accept: "text/html", want: "Too many requests: a.known."},
+		"text of one":      {limits: second, accept: "text/html", want: "Too many requests."},
+		"a template":       {limits: first + ", " + second, policy: "http: {denied: {body: '{{range .Policies}}[{{.}}]{{end}}'}}\n", want: "[a.known]"},
+		"its first policy": {limits: second, policy: "http: {denied: {body: 'first {{index .Policies 0}}'}}\n", want: "first a"},
+		"a closed limit":   {limits: closed, store: down, want: `"status":503`},
+	} {
+		if c.store == nil {
+			c.store = memstore.New(memstore.Options{})
+		}
+		gate, _ := gateWith(t, c.store, c.policy+"rules: [{name: a, per: ip, limits: ["+c.limits+"]}]\n")
+		handler := gate.Middleware(http.NotFoundHandler())
+		var w *httptest.ResponseRecorder
+		for range 2 {
+			w = httptest.NewRecorder()
+			r := httptest.NewRequest("GET", "/", nil)
+			r.Header.Set("Accept", c.accept)
+			handler.ServeHTTP(w, r)
+		}
+		answer := fmt.Sprint(w.Header(), w.Body)
+		if w.Code < 400 || !strings.Contains(answer, c.want) || strings.Contains(answer, "secret") {
+			t.Errorf("%s: status %d, %s; want a denial with %s, and without the word secret", name, w.Code, answer, c.want)
 		}
 	}
 }

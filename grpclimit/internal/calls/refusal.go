@@ -43,8 +43,8 @@ func (g *Gate) refusal(ctx context.Context, a *admission.Admission, outcome admi
 	switch outcome {
 	case admission.Denied, admission.DeniedNewIdentity:
 		r.Message = "too many requests"
-		if len(why.Policies) > 0 {
-			r.Message += ": " + strings.Join(why.Policies, ", ")
+		if names := why.VisiblePolicies(); len(names) > 0 {
+			r.Message += ": " + strings.Join(names, ", ")
 		}
 		if why.RetryAfter == penstock.Never {
 			r.Message += "; it costs more than the limit, do not retry"
@@ -73,7 +73,7 @@ func (g *Gate) refusal(ctx context.Context, a *admission.Admission, outcome admi
 // quotaFailure names the limits that denied a call. It contains nothing that identifies the client.
 func (g *Gate) quotaFailure(a *admission.Admission, why *admission.Rejection) *errdetails.QuotaFailure {
 	f := new(errdetails.QuotaFailure)
-	for _, name := range why.Policies {
+	for _, name := range why.VisiblePolicies() {
 		f.Violations = append(f.Violations, &errdetails.QuotaFailure_Violation{Subject: "rule:" + why.Rule, Description: "the limit is used up", QuotaId: name})
 	}
 	for _, s := range a.AppendVisible(nil) {
@@ -84,15 +84,15 @@ func (g *Gate) quotaFailure(a *admission.Admission, why *admission.Rejection) *e
 		}
 	}
 	if len(f.Violations) == 0 {
-		f.Violations = []*errdetails.QuotaFailure_Violation{{Subject: "rule:" + why.Rule, Description: "the address sent too many new identities"}}
+		f.Violations = []*errdetails.QuotaFailure_Violation{{Subject: "rule:" + why.Rule, Description: "a limit is used up"}}
 	}
 	return f
 }
 
 func (g *Gate) errorInfo(reason string, why *admission.Rejection) *errdetails.ErrorInfo {
 	info := &errdetails.ErrorInfo{Reason: reason, Domain: g.options.Domain, Metadata: map[string]string{"rule": why.Rule}}
-	if len(why.Policies) > 0 {
-		info.Metadata["policies"] = strings.Join(why.Policies, ",")
+	if names := why.VisiblePolicies(); len(names) > 0 {
+		info.Metadata["policies"] = strings.Join(names, ",")
 	}
 	return info
 }
