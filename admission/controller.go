@@ -197,7 +197,8 @@ type RequestOptions struct {
 	// repeat is charged again in three cases. The store gave no answer to one of the two requests,
 	// or the store has lost its data, or an error interrupted a batch over several servers of a
 	// Cluster. Rules with before_auth, new_identities and shadows count repeats too. Repeats are
-	// free, so the IdempotencyKey must not come from the client that is limited. Default: none.
+	// free, so the IdempotencyKey must not come from the client that is limited. It has at most 512
+	// bytes. Default: none.
 	IdempotencyKey string
 
 	// Settleable makes a request with an IdempotencyKey a reservation, whose charges the caller

@@ -22,13 +22,13 @@ import (
 // free. For a reservation, it is RequestOptions.Settleable if that is longer.
 const idempotencyWindow = 10 * time.Minute
 
-// MaxIdempotencyKey is the length of the longest IdempotencyKey, in bytes.
-const MaxIdempotencyKey = 512
+// maxIdempotencyKey is the length of the longest IdempotencyKey, in bytes.
+const maxIdempotencyKey = 512
 
 var (
 	errTooManyCharges = fmt.Errorf("the request has an id, which needs charges of its own, and then more than %d charges; send it without an id", penstock.MaxCharges)
 	errSettled        = errors.New("this reservation was settled; reserve with a new id")
-	errLongKey        = fmt.Errorf("the id of the request is longer than %d bytes", MaxIdempotencyKey)
+	errLongKey        = fmt.Errorf("the id of the request is longer than %d bytes", maxIdempotencyKey)
 )
 
 // onceLimit is the limit of the charges that an IdempotencyKey adds to a batch. Clients do not see
@@ -94,7 +94,7 @@ func (r *idempotency) addOnceCharges(v *policy.Evaluation, o *RequestOptions) er
 	switch {
 	case o.IdempotencyKey == "" || o.Peek || len(v.Charges) == 0:
 		return nil
-	case len(o.IdempotencyKey) > MaxIdempotencyKey:
+	case len(o.IdempotencyKey) > maxIdempotencyKey:
 		return errLongKey
 	case len(v.Charges)+n > penstock.MaxCharges:
 		return errTooManyCharges

@@ -104,7 +104,7 @@ func TestTheStoreGetsTheIDInTheSameBatch(t *testing.T) {
 
 func TestALongIDIsMalformed(t *testing.T) {
 	c := onceController(t, memstore.New(memstore.Options{}))
-	a, outcome, err := c.AdmitRule(context.Background(), admission.RuleCall{Rule: "search", Key: "user:1", Cost: 1, RequestOptions: admission.RequestOptions{IdempotencyKey: strings.Repeat("a", admission.MaxIdempotencyKey+1)}})
+	a, outcome, err := c.AdmitRule(context.Background(), admission.RuleCall{Rule: "search", Key: "user:1", Cost: 1, RequestOptions: admission.RequestOptions{IdempotencyKey: strings.Repeat("a", 513)}})
 	if outcome != admission.Malformed || !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(a.Rejection().Detail, "512 bytes") {
 		t.Errorf("a request with an ID that is too long is %v, error %v; want malformed, with the bound in its Detail", outcome, err)
 	}

@@ -23,7 +23,7 @@ type readNames struct {
 	lengths uint64                 // a bit for each length of a header that may have aliases; see lengthBit
 	isAlias func(name string) bool // whether findAlias finds one; nil if no header may have aliases
 
-	hasCookies, hasParameters, hasMethods, hasPaths bool
+	hasCookies, hasParameters, hasMethods bool
 }
 
 // methodOverrides are the headers that make some servers use another method.
@@ -39,8 +39,6 @@ func (n *readNames) addSource(s Source) {
 		n.addHeader(Header("Cookie"))
 	case KindQuery:
 		n.hasParameters = true
-	case KindPath, KindRawQuery, KindSegment:
-		n.hasPaths = true
 	case KindMethod:
 		n.addMethods()
 	}

@@ -81,25 +81,6 @@ func TestHeaderThatSomeServersReadAsOneOfThePolicyIsMalformed(t *testing.T) {
 	}
 }
 
-func TestReadsTargetKnowsWhoReadsThePath(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
-		set  func(*Spec)
-		want bool
-	}{
-		"nothing":               {func(*Spec) {}, false},
-		"a rule for all paths":  {func(s *Spec) { s.Rules[0].Match.Paths = []string{"/**"} }, false},
-		"a rule for a path":     {func(s *Spec) { s.Rules[0].Match.Paths = []string{"/login"} }, true},
-		"a condition on a path": {func(s *Spec) { s.Rules[0].Match.Where = Condition{is(Source{Kind: KindPath}, "/login")} }, true},
-		"a query parameter":     {func(s *Spec) { s.Rules[0].Match.Where = Condition{is(Source{Kind: KindQuery, Name: "key"}, "a")} }, true},
-		"a header":              {func(s *Spec) { s.Rules[0].Match.Where = Condition{is(Header("X-Key"), "a")} }, false},
-	} {
-		if got := namesOf(t, c.set).ReadsTarget(); got != c.want {
-			t.Errorf("%s: ReadsTarget returns %v; want %v", name, got, c.want)
-		}
-	}
-}
-
 // A policy may itself use a name with an underscore, and then also the name with a dash.
 func TestHeadersThatThePolicyNamesAreNoAliases(t *testing.T) {
 	t.Parallel()

@@ -201,9 +201,6 @@ func (r *Rules) Plans() (plans []*penstock.Plan) {
 // ReadsHeader reports whether the policy reads the header field with this name, in any case.
 func (r *Rules) ReadsHeader(name string) bool { return r.names.hasHeader(name) }
 
-// ReadsTarget reports whether the policy reads the path or the query of requests.
-func (r *Rules) ReadsTarget() bool { return r.names.hasPaths || r.names.hasParameters }
-
 // SectionOf returns the part of Spec.Sections that has type T, if there is one.
 func SectionOf[T any](r *Rules) (section T, ok bool) {
 	for _, one := range r.spec.Sections {

@@ -176,9 +176,6 @@ func (b *builder) rule(rule *Rule, order int) *Rule {
 			return &r
 		}
 		paths, r.Match.Paths[i] = append(paths, path), path.String()
-		if path.String() != "/**" { // which every path matches
-			b.rules.names.hasPaths = true
-		}
 	}
 	for _, m := range match.Matchers(r.Match.Methods, r.Match.Hosts, paths, len(r.Match.Where)) {
 		r.matchers = append(r.matchers, &matcher{Matcher: m, where: r.Match.Where, rule: &r})

@@ -17,7 +17,7 @@ import (
 // The bounds of a request, in characters. A character has up to four bytes.
 const (
 	maxKey    = 1024
-	maxID     = admission.MaxIdempotencyKey / 4
+	maxID     = 128 // an IdempotencyKey has at most 512 bytes
 	maxHolder = penstock.MaxHolder / 4
 )
 

@@ -39,11 +39,6 @@ type Options struct {
 	// because some upstreams treat trailers like headers. Default: rules read no header.
 	ReadsHeader func(name string) bool
 
-	// ReadsTarget returns true if rules read the path or the query. Then headers with another path
-	// are not sent on, unless they come from a trusted proxy: some upstreams use that path. Default:
-	// rules read neither.
-	ReadsTarget func() bool
-
 	// SetMarker changes the header that marks requests of this process for the upstream. It gets the
 	// context of the request. Default: nothing.
 	SetMarker func(context.Context, http.Header)
@@ -113,9 +108,6 @@ func New(o Options) *Handler {
 	}
 	if h.options.ReadsHeader == nil {
 		h.options.ReadsHeader = func(string) bool { return false }
-	}
-	if h.options.ReadsTarget == nil {
-		h.options.ReadsTarget = func() bool { return false }
 	}
 	if h.options.SetMarker == nil {
 		h.options.SetMarker = func(context.Context, http.Header) {}

@@ -44,7 +44,7 @@ func (h *Handler) rewrite(pr *httputil.ProxyRequest) {
 func (h *Handler) setForwarded(pr *httputil.ProxyRequest) {
 	isTrusted := h.options.IsTrusted != nil && h.options.IsTrusted(pr.In)
 	for name := range pr.Out.Header {
-		if !isTrusted && (isForwarded(name) || isOtherTarget(name) && h.options.ReadsTarget()) {
+		if !isTrusted && (isForwarded(name) || isOtherTarget(name)) {
 			delete(pr.Out.Header, name)
 		}
 	}
@@ -86,7 +86,7 @@ func isForwarded(name string) bool {
 }
 
 // isOtherTarget returns true for headers whose value some frameworks, and rewrite modules of IIS,
-// use instead of the path and the query.
+// use instead of the path and the query. A client could evade the rules for a path by them.
 func isOtherTarget(name string) bool { return name == "X-Original-Url" || name == "X-Rewrite-Url" }
 
 func isWebSocket(h http.Header) bool { return strings.EqualFold(h.Get("Upgrade"), "websocket") }

@@ -36,7 +36,6 @@ func (s *service) newProxy(runCtx context.Context, budget connectionBudget) (*se
 		PreserveHost:   s.Settings.PreserveHost,
 		IsTrusted:      gate.IsTrustedProxy,
 		ReadsHeader:    gate.ReadsHeader,
-		ReadsTarget:    func() bool { return s.core.Rules().ReadsTarget() },
 		ConnectTimeout: s.Settings.UpstreamConnectTimeout,
 		HeaderTimeout:  s.Settings.UpstreamHeaderTimeout,
 		MaxBody:        s.Settings.MaxBody,
