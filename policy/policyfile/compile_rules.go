@@ -78,6 +78,9 @@ func (c *compiler) checkOverlaps(matchers []*placedMatcher) {
 		}
 		t := target{m.Host, path.String()}
 		for _, other := range seen[t] {
+			if m.rule.Name == "" || other.rule.Name == "" {
+				continue // a name is missing, and that is an error already
+			}
 			if other.rule != m.rule && other.rule.Shadow == m.rule.Shadow && shareMethod(m.Methods, other.Methods) {
 				config := &c.config.Rules[m.ruleIndex]
 				c.fail(c.placeOf(config, &config.Name), "rule %s matches requests that the earlier rule %s matches equally well, and only one applies; "+

@@ -117,9 +117,9 @@ func printOffenders(out io.Writer, found *adminapi.Offenders) error {
 		printable.Fprintf(w, "%s\t%s\t%d\t%d\t%s\n", o.Rule+"."+o.Limit, o.Identity, o.AtLeast, o.AtMost, o.Ref)
 	}
 	_ = w.Flush()
-	printable.Fprintf(&b, "\nThe keys of all rules together: %d denials in %s. Denials by limits of all clients together (per: global) have no\n"+
+	printable.Fprintf(&b, "\nThe keys of all rules together: denials in %s: %d. Denials by limits of all clients together (per: global) have no\n"+
 		"key, so they are not in this number; the page Rules of the dashboard shows them.\n"+
-		"Denials of the last 3 s may be missing, and those that other instances made in the last 6 s. --follow shows denials at once.\n", found.Total, found.Window)
+		"Denials of the last 3 s may be missing, and those that other instances made in the last 6 s. --follow shows denials at once.\n", found.Window, found.Total)
 	_, err := io.WriteString(out, b.String())
 	return err
 }

@@ -105,7 +105,7 @@ rules:
 		f.request(t, "/all", "a")
 	}
 	for _, rule := range []string{"", "keys", "all"} {
-		const want = "The keys of all rules together: 2 denials in 5m. Denials by limits of all clients together (per: global) have no\nkey, so they are not in this number; the page Rules of the dashboard shows them.\nDenials of the last 3 s may be missing, and those that other instances made in the last 6 s."
+		const want = "The keys of all rules together: denials in 5m: 2. Denials by limits of all clients together (per: global) have no\nkey, so they are not in this number; the page Rules of the dashboard shows them.\nDenials of the last 3 s may be missing, and those that other instances made in the last 6 s."
 		if code, out, errors := command("denials", "--admin", f.admin, "--rule", rule); code != exitOK || !strings.Contains(out, want) {
 			t.Errorf("denials of rule %q: exit status %d, %s%s; want %d with %q", rule, code, out, errors, exitOK, want)
 		}

@@ -204,7 +204,7 @@ func (s *suggestCommand) print(out io.Writer, r *suggest.Report) error {
 		printable.Fprintf(out, "  %8d %s %s\n", id.PerMinute, bar, id.Key)
 	}
 	if n := len(r.Outliers); n > 0 {
-		printable.Fprintf(out, "The first %d are outliers, and are not counted above. --keep-outliers counts them.\n", n)
+		printable.Fprintf(out, "Outliers, which are not counted above: the first %d. --keep-outliers counts them.\n", n)
 	}
 	if r.IsUncertain {
 		printable.Fprintf(out, "warning: %d clients are too few to be sure about a budget of %s; fewer than ten are beyond it\n", r.Identities, s.budget)

@@ -98,7 +98,7 @@ func examples(rules *policy.Rules, rule, text string) (keys []string) {
 // NotCounted returns the text of the error for a key that no limit counts, with keys to write
 // instead. If rule is not "", only the limits of that rule were wanted.
 func NotCounted(rules *policy.Rules, key, rule string) string {
-	hint := "the domain and the entries of a descriptor, as in 'rides|api_key=abc'" // all limits are in Envoy's files
+	hint := "the domain and the entries of a descriptor that the files limit, as in 'rides|api_key=abc'" // all limits are in Envoy's files
 	if keys := examples(rules, rule, key); keys != nil {
 		hint = strings.Join(keys, ", ")
 		if len(keys) > 1 {

@@ -247,7 +247,7 @@ func TestKeysWithoutALimitGetExamples(t *testing.T) {
 		{testPolicy, "", "", "write one of: key:…, global, ip:…"},
 		{several, "bob", "", "write one of: key:bob, user:bob"},
 		{several, "x:y", "b", "write user:…,ip:…"},
-		{"rules: [{name: a, unlimited: true}]\n", "x", "", "write the domain and the entries of a descriptor, as in 'rides|api_key=abc'"},
+		{"rules: [{name: a, unlimited: true}]\n", "x", "", "write the domain and the entries of a descriptor that the files limit, as in 'rides|api_key=abc'"},
 	} {
 		if got := NotCounted(rulesOf(t, c.policy), c.key, c.rule); !strings.HasSuffix(got, c.want) {
 			t.Errorf("%q of rule %q: %s; want %s", c.key, c.rule, got, c.want)
