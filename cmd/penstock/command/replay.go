@@ -119,8 +119,8 @@ func (r *replayCommand) run(c *cobra.Command, logs []string, algorithms []*algor
 	if err != nil {
 		return err
 	}
-	if report.Log.Requests == 0 {
-		return withStatus(exitInvalid, fmt.Errorf("no line of the log is a request: %d of %d lines were read with another format; check --format", report.Log.Rejected, report.Log.Lines))
+	if err := hasRequests(&report.Log); err != nil {
+		return err
 	}
 	if r.output == "json" {
 		err = writeJSON(c.OutOrStdout(), report)
@@ -192,6 +192,14 @@ func printReplay(out io.Writer, r *replay.Report) error {
 	printable.Fprintf(out, "\nThe other policy denies %s of the requests.\n", share(r.Old.Denied, r.Old.Requests))
 	printable.Fprintf(out, "Only this policy denies %d of them, and only the other one %d.\n", r.OnlyNew, r.OnlyOld)
 	return nil
+}
+
+// hasRequests returns an error if no line of a log was read as a request.
+func hasRequests(log *accesslog.Stats) error {
+	if log.Requests > 0 {
+		return nil
+	}
+	return withStatus(exitInvalid, fmt.Errorf("no line of the log is a request: %d of %d lines have another format; check --format", log.Rejected, log.Lines))
 }
 
 // printLog prints what was read. denied429 is how many requests the log says were denied.

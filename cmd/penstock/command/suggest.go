@@ -73,6 +73,9 @@ func (s *suggestCommand) run(ctx context.Context, stdin io.Reader, out io.Writer
 	if err != nil {
 		return err
 	}
+	if err := hasRequests(&report.Log); err != nil {
+		return err
+	}
 	if s.output == "json" {
 		return writeJSON(out, report)
 	}

@@ -101,6 +101,8 @@ func TestSuggestExplainsMistakes(t *testing.T) {
 		{[]string{log, "--headroom", "NaN"}, exitUsage, "write 1 to 100"},
 		{[]string{log, "--per", "cookie"}, exitUsage, "write ip, user, global"},
 		{[]string{log, "--path", "search"}, exitUsage, "--path"},
+		{[]string{"suggest_test.go"}, exitInvalid, "the format of the log is not known"},
+		{[]string{writeFile(t, "w3c.log", "#Fields: date time c-ip cs-uri-stem\nhello\n")}, exitInvalid, "no line of the log is a request: 1 of 1 lines have another format"},
 		{[]string{log, "--per", "user"}, exitInvalid, "no request of the log can be counted"},
 	} {
 		if code, _, stderr := command(append([]string{"suggest"}, c.args...)...); code != c.code || !strings.Contains(stderr, c.want) {

@@ -91,6 +91,8 @@ func TestOtherFormatsAreRead(t *testing.T) {
 			"2026-01-02T02:04:05Z 192.0.2.1 /a [{X-Forwarded-For 198.51.100.1}]"},
 		"JSON of Traefik": {"", `{"ClientHost":"192.0.2.1","DownstreamStatus":200,"Duration":1500000,"RequestMethod":"GET","RequestPath":"/a","StartUTC":"2026-01-02T03:04:05.123456789Z","time":"2026-01-02T03:04:05Z"}`,
 			"2026-01-02T03:04:05.123456789Z 192.0.2.1 /a []"},
+		"combined and msec": {"", `192.0.2.1 - - [02/Jan/2026:03:04:05 +0000] "GET /a HTTP/1.1" 200 5 "-" "curl" 1767323045.250`,
+			"2026-01-02T03:04:05.25Z 192.0.2.1 /a [{User-Agent curl}]"},
 		"CloudFront": {"", "#Version: 1.0\n#Fields: date time c-ip cs-method cs(Host) cs-uri-stem sc-status cs(User-Agent) cs-uri-query time-taken\n2026-12-04\t21:02:31\t192.0.2.1\tGET\td111.cloudfront.net\t/a\t200\tcurl\tb=c\t0.001",
 			"2026-12-04T21:02:30.999Z 192.0.2.1 /a?b=c [{User-Agent curl}]"},
 		"Traefik": {"", `192.0.2.1 - - [02/Jan/2026:03:04:05 +0000] "GET /a HTTP/1.1" 200 5 "-" "curl" 1 "router@docker" "http://172.17.0.2:80" 10ms`,
@@ -175,7 +177,7 @@ func TestInvalidFormatsAreExplained(t *testing.T) {
 			t.Errorf("%s: %v; want an error with %q", format, err, want)
 		}
 	}
-	for name, text := range map[string]string{"unknown": "hello\nworld\n", "empty": ""} {
+	for name, text := range map[string]string{"unknown": "hello\nworld\n", "Markdown": "# Title\ntext\n", "empty": ""} {
 		if _, err := Open([]string{write(t, name, text)}, nil, nil); err == nil {
 			t.Errorf("a file of an %s format was opened", name)
 		}

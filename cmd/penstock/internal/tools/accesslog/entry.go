@@ -246,6 +246,9 @@ func setHAProxyTime(_ *fieldReader, e *Entry, v string) bool {
 }
 
 // setUnixTime reads the seconds since 1970, with a fraction.
+// leastUnixTime is in 1973. A smaller number is not the time of a request.
+const leastUnixTime = 100_000_000
+
 func setUnixTime(_ *fieldReader, e *Entry, v string) bool {
 	whole, fraction, _ := strings.Cut(v, ".")
 	seconds, err := strconv.ParseInt(whole, 10, 64)
@@ -257,7 +260,7 @@ func setUnixTime(_ *fieldReader, e *Entry, v string) bool {
 		fraction = fraction[:9]
 	}
 	nanos, err := strconv.ParseUint(fraction+strings.Repeat("0", 9-len(fraction)), 10, 64)
-	return err == nil && setTime(e, time.Unix(seconds, int64(nanos)), stepOf(v), true)
+	return err == nil && seconds >= leastUnixTime && setTime(e, time.Unix(seconds, int64(nanos)), stepOf(v), true)
 }
 
 // finish completes an entry, and returns why it is no request, or nil.

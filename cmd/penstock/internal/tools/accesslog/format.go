@@ -24,6 +24,7 @@ var builtIn = []Format{
 	{"alb", pattern(`$type $ended $elb $remote_addr $target $request_time $target_time $response_time $status $target_status $received $sent "$request" "$http_user_agent" $cipher $protocol $group "$trace" "$domain" "$certificate" $priority $start_time `)},
 	{"haproxy", haproxy},
 	{"vhost-combined", pattern(`$host $remote_addr $ident $remote_user [$time_local] "$request" $status $size "$http_referer" "$http_user_agent"`)},
+	{"combined-msec", pattern(`$remote_addr $ident $remote_user [$time_local] "$request" $status $size "$http_referer" "$http_user_agent" $msec`)},
 	{"combined", pattern(`$remote_addr $ident $remote_user [$time_local] "$request" $status $size "$http_referer" "$http_user_agent"`)},
 	{"common", pattern(`$remote_addr $ident $remote_user [$time_local] "$request" $status $size`)},
 	{"json", parseJSON},

@@ -244,7 +244,7 @@ func detect(head []byte) (*Format, error) {
 	if len(lines) == 0 {
 		return nil, errors.New("the file is empty")
 	}
-	if strings.HasPrefix(lines[0], "#") {
+	if strings.HasPrefix(lines[0], "#") && slices.ContainsFunc(lines, func(l string) bool { return strings.HasPrefix(l, "#Fields:") }) {
 		return &Format{Name: "w3c"}, nil // its lines begin with the names of the fields
 	}
 	for i := range builtIn {
