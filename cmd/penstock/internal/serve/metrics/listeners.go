@@ -27,6 +27,21 @@ func (m *Metrics) AddAuthFailures(c Callers) (count func(reason string)) {
 	return func(reason string) { failures.WithLabelValues(reason).Inc() }
 }
 
+// AddOverload returns a function that counts a request that was refused with 503, or with the
+// status UNAVAILABLE of gRPC, because all of a resource, such as "memory", was in use.
+func (m *Metrics) AddOverload(resource string) (count func()) {
+	return m.overloads.WithLabelValues(resource).Inc
+}
+
+// AddRequestMemory registers the memory of requests in flight. Each scrape calls taken, which
+// returns bytes. AddRequestMemory is called once.
+func (m *Metrics) AddRequestMemory(taken func() int64) {
+	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "rate_limiter_request_memory_bytes",
+		Help: "Estimate of the memory that HTTP requests in flight, and large gRPC calls, take.",
+	}, func() float64 { return float64(taken()) }))
+}
+
 // AddRESP registers the number of Redis clients that are connected. AddRESP is called once.
 func (m *Metrics) AddRESP(connections func() int) {
 	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{

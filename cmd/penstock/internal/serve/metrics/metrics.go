@@ -33,6 +33,7 @@ type Metrics struct {
 
 	reloadOK, reloadTime  prometheus.Gauge
 	reloaded, notReloaded prometheus.Counter
+	overloads             *prometheus.CounterVec
 
 	mu     sync.Mutex
 	failed map[ConfigSource]bool // the sources whose last load failed
@@ -69,13 +70,17 @@ func New(version string, traceID func(context.Context) string, nearPercent int) 
 		Help: "Reloads of the policy and of Envoy's limits, by outcome.",
 	}, []string{"outcome"})
 	m.reloaded, m.notReloaded = reloads.WithLabelValues("success"), reloads.WithLabelValues("failure")
+	m.overloads = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "rate_limiter_overload_refusals_total",
+		Help: "Requests that were refused because all memory for requests was in use.",
+	}, []string{"resource"})
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name:        "rate_limiter_build_info",
 		Help:        "Build information; always 1.",
 		ConstLabels: prometheus.Labels{"version": version, "goversion": runtime.Version()},
 	})
 	build.Set(1)
-	m.registry.MustRegister(m.Metrics, m.reloadOK, m.reloadTime, reloads, build,
+	m.registry.MustRegister(m.Metrics, m.reloadOK, m.reloadTime, reloads, m.overloads, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }

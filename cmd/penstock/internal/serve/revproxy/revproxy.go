@@ -57,6 +57,9 @@ type Options struct {
 	// requests wait for a free one. 0: no limit.
 	MaxConnections int
 
+	// Memory gives buffers for bodies of responses. Default: as much as needed.
+	Memory Memory
+
 	// NoResponse is called for requests that the upstream may have received, but did not respond
 	// to. The proxy responds to them itself. Default: nothing is called.
 	NoResponse func(r *http.Request)
@@ -80,6 +83,18 @@ type Options struct {
 	// Log gets failures, at most one line of each kind a second. Default: nothing is logged.
 	Log *slog.Logger
 }
+
+// Memory is a budget of bytes.
+type Memory interface {
+	Take(bytes int64) bool // returns false if there are not so many left
+	Release(bytes int64)   // releases taken bytes
+}
+
+// noBudget is a Memory without a bound.
+type noBudget struct{}
+
+func (noBudget) Take(int64) bool { return true }
+func (noBudget) Release(int64)   {}
 
 // A Handler is an http.Handler that forwards requests. Close it when the last request has ended.
 type Handler struct {
@@ -117,6 +132,10 @@ func New(o Options) *Handler {
 	}
 	if h.options.AddHeaders == nil {
 		h.options.AddHeaders = func(http.Header, *http.Request) {}
+	}
+	h.buffers.memory = h.options.Memory
+	if h.buffers.memory == nil {
+		h.buffers.memory = noBudget{}
 	}
 	h.target, h.transport = newTransport(o)
 	proxy := func(modify func(*http.Response) error) http.Handler {

@@ -144,17 +144,33 @@ type unreachedError struct{ error }
 
 func (e *unreachedError) Unwrap() error { return e.error }
 
-// bufferSize is the size of a buffer for the body of a response, in bytes.
-const bufferSize = 32 << 10
+// bufferSize is the size of a buffer for the body of a response, in bytes. smallBufferSize is used
+// while there is no memory for more.
+const (
+	bufferSize      = 32 << 10
+	smallBufferSize = 4 << 10
+)
 
 // buffers are reused by httputil. Passing them by pointer avoids an allocation.
-type buffers struct{ free sync.Pool }
+type buffers struct {
+	free   sync.Pool
+	memory Memory
+}
 
 func (b *buffers) Get() []byte {
+	if !b.memory.Take(bufferSize) {
+		return make([]byte, smallBufferSize)
+	}
 	if buffer, ok := b.free.Get().(*[bufferSize]byte); ok {
 		return buffer[:]
 	}
 	return make([]byte, bufferSize)
 }
 
-func (b *buffers) Put(buffer []byte) { b.free.Put((*[bufferSize]byte)(buffer)) }
+func (b *buffers) Put(buffer []byte) {
+	if len(buffer) == smallBufferSize {
+		return
+	}
+	b.free.Put((*[bufferSize]byte)(buffer))
+	b.memory.Release(bufferSize)
+}

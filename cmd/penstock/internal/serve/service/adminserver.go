@@ -42,6 +42,13 @@ func (s *service) newAdmin(connections int) (*server, error) {
 		WriteTimeout:      30 * time.Second,
 		IdleTimeout:       time.Minute,
 		MaxHeaderBytes:    16 << 10,
+		HTTP2: &http.HTTP2Config{ // with TLS
+			// All connections together take at most 64 MB: 64 of 16 requests, with headers of 16 KB.
+			MaxConcurrentStreams:          16,
+			MaxReadFrameSize:              maxFrame,
+			MaxReceiveBufferPerStream:     uploadBuffer,
+			MaxReceiveBufferPerConnection: uploadBuffer,
+		},
 		// net/http would answer OPTIONS * by itself, without endUnread.
 		DisableGeneralOptionsHandler: true,
 		ErrorLog:                     serverLog(s.Log),

@@ -78,6 +78,7 @@ func (s *service) newCallers(runCtx context.Context, l settings.Listener, maxCon
 	handler = http.MaxBytesHandler(handler, maxMessage)
 	handler = s.countInFlight(handler)
 	handler = slowclient.Handler(handler, slowclient.Options{Stall: s.Settings.StallTimeout, Rate: s.Settings.MinRate})
+	handler = s.limitMemory(memoryOfCall, 1, handler)
 	return newServer(l.Name, s.newHTTP(runCtx, handler, config)), nil
 }
 

@@ -123,11 +123,19 @@ func (l *limitedListener) Close() error {
 // connection, because http.Server needs some.
 type limitedTCP struct {
 	*net.TCPConn
+	heldMemory
 	socket  io.ReadWriter // reads and writes the connection with less CPU; see package directsocket
 	release func()
 }
 
-func (c *limitedTCP) Read(b []byte) (int, error)  { return c.socket.Read(b) }
+func (c *limitedTCP) Read(b []byte) (int, error) {
+	n, err := c.socket.Read(b)
+	if noteErr := c.noteRead(n); noteErr != nil {
+		return 0, noteErr
+	}
+	return n, err
+}
+
 func (c *limitedTCP) Write(b []byte) (int, error) { return c.socket.Write(b) }
 
 func (c *limitedTCP) Close() error {
@@ -138,11 +146,19 @@ func (c *limitedTCP) Close() error {
 // A limitedUnix is a limitedTCP for Unix sockets.
 type limitedUnix struct {
 	*net.UnixConn
+	heldMemory
 	socket  io.ReadWriter // reads and writes the connection with less CPU; see package directsocket
 	release func()
 }
 
-func (c *limitedUnix) Read(b []byte) (int, error)  { return c.socket.Read(b) }
+func (c *limitedUnix) Read(b []byte) (int, error) {
+	n, err := c.socket.Read(b)
+	if noteErr := c.noteRead(n); noteErr != nil {
+		return 0, noteErr
+	}
+	return n, err
+}
+
 func (c *limitedUnix) Write(b []byte) (int, error) { return c.socket.Write(b) }
 
 func (c *limitedUnix) Close() error {

@@ -16,7 +16,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/eventually"
 )
 
-// A frameClient is a client of the gRPC listener that writes its frames itself.
+// A frameClient is a client that writes its frames itself.
 type frameClient struct {
 	*testing.T
 	net.Conn
@@ -26,10 +26,13 @@ type frameClient struct {
 	block   bytes.Buffer // of encoder
 }
 
-// frames connects a client that writes its frames itself.
-func (r *testService) frames() *frameClient {
+// frames connects a client of the gRPC listener that writes its frames itself.
+func (r *testService) frames() *frameClient { return r.framesTo(r.GRPC) }
+
+// framesTo connects a client that writes its frames itself. It has its own settings.
+func (r *testService) framesTo(address string, settings ...http2.Setting) *frameClient {
 	r.Helper()
-	conn, err := net.Dial("tcp", r.GRPC)
+	conn, err := net.Dial("tcp", address)
 	if err != nil {
 		r.Fatal(err)
 	}
@@ -40,7 +43,7 @@ func (r *testService) frames() *frameClient {
 	c.encoder = hpack.NewEncoder(&c.block)
 	c.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
 	buffer.WriteString(http2.ClientPreface)
-	c.WriteSettings()
+	c.WriteSettings(settings...)
 	return c
 }
 

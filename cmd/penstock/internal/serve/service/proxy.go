@@ -40,6 +40,7 @@ func (s *service) newProxy(runCtx context.Context, budget connectionBudget) (*se
 		HeaderTimeout:  s.Settings.UpstreamHeaderTimeout,
 		MaxBody:        s.Settings.MaxBody,
 		MaxConnections: int(budget.upstream),
+		Memory:         s.memory,
 		NoResponse:     httplimit.MarkStatusUnknown,
 		AddHeaders:     gate.AllowOrigin,
 		Observe: func(status int, took time.Duration) {
@@ -63,8 +64,13 @@ func (s *service) newProxy(runCtx context.Context, budget connectionBudget) (*se
 		return nil, err
 	}
 	handler = slowclient.Handler(handler, slowclient.Options{Stall: s.Settings.StallTimeout, Rate: s.Settings.MinRate})
+	handler = s.limitMemory(memoryOfForwarded, 2, handler)
 	return newServer("listen", s.newHTTP(runCtx, handler, config)), nil
 }
+
+// maxFrame is the largest frame of HTTP/2, in bytes. It is the smallest that the protocol allows:
+// net/http allocates a whole frame when its head arrives, and keeps it with the connection.
+const maxFrame = 16 << 10
 
 // newHTTP makes an HTTP server. It serves HTTP/1.1, and HTTP/2 with TLS or with prior knowledge.
 func (s *service) newHTTP(runCtx context.Context, handler http.Handler, config *tls.Config) *http.Server {
@@ -84,10 +90,14 @@ func (s *service) newHTTP(runCtx context.Context, handler http.Handler, config *
 			MaxConcurrentStreams: 100,                     // of one connection; RFC 9113 recommends at least 100
 			SendPingTimeout:      s.Settings.StallTimeout, // a client that is silent for this time gets a ping
 			WriteByteTimeout:     s.Settings.StallTimeout,
+
+			MaxReadFrameSize:          maxFrame,
+			MaxReceiveBufferPerStream: uploadBuffer,
 		},
 		DisableGeneralOptionsHandler: true, // OPTIONS * is limited like other requests
 		ErrorLog:                     serverLog(s.Log),
 		BaseContext:                  func(net.Listener) context.Context { return runCtx },
+		ConnContext:                  s.withHeldMemory,
 	}
 }
 

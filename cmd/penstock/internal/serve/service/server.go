@@ -25,7 +25,12 @@ type server struct {
 // newServer makes a server for HTTP, or HTTPS if TLS is configured. It sets ConnState of http1.
 func newServer(setting string, http1 *http.Server) *server {
 	idle := newIdleList()
-	http1.ConnState = idle.note
+	http1.ConnState = func(conn net.Conn, state http.ConnState) {
+		if held := heldMemoryIn(conn); held != nil {
+			held.note(state)
+		}
+		idle.note(conn, state)
+	}
 	return &server{
 		setting: setting,
 		idle:    idle,

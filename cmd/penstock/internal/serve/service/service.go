@@ -26,6 +26,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/core"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/demotraffic"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/logthrottle"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/memory"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/telemetry"
@@ -69,6 +70,8 @@ type testHooks struct {
 	core   func(*core.Core)                    // is called with the core before servers use it
 	store  func(penstock.Store) penstock.Store // wraps the store of the core
 	limits func(http.Handler) http.Handler     // wraps the handler that applies the limits
+
+	memory int64 // if above 0, the budget of memory in bytes
 
 	services func(grpc.ServiceRegistrar) // registers more services at the gRPC listener
 }
@@ -146,6 +149,7 @@ type service struct {
 	sharedSecret []byte               // encrypts the ids of the check API, and makes masks
 	envoy        *envoy               // nil if the listeners api and grpc are off
 	denials      *denials.Recorder
+	memory       *memory.Budget   // of requests in flight
 	events       activity.Events  // those of the log
 	misusedLine  logthrottle.Line // of misused
 
@@ -185,6 +189,7 @@ func (s *service) open(runCtx context.Context) error {
 		reloadPolicy, reloadEnvoy = s.fanOut(runCtx, s.Reload)
 	}
 	s.sharedSecret = s.Settings.SharedSecret()
+	s.openMemory()
 	if err := s.openAudit(); err != nil {
 		return err
 	}
