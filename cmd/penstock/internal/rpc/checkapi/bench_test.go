@@ -30,7 +30,7 @@ func BenchmarkBareHandler(b *testing.B) {
 	const length = 240 // bytes of a response in BenchmarkCheck
 	text := []byte(strings.Repeat("a", length))
 	bench(b, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if _, _, err := readBody(w, r); err != nil {
+		if _, _, err := readBody(w, r, nil); err != nil {
 			b.Error(err)
 		}
 		w.Header().Set("Content-Type", "application/json")

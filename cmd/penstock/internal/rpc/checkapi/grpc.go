@@ -6,6 +6,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/penstock/penstock/grpclimit/penstockv1"
 	"github.com/penstock/penstock/guard"
@@ -44,12 +45,27 @@ func invoke[Request, Response any](ctx context.Context, g grpcServer, needs perm
 	return response, nil
 }
 
+// checkBatchWithinMemory is CheckBatch for a request that grpc-go has decoded.
+func (s *Service) checkBatchWithinMemory(ctx context.Context, r *penstockv1.CheckBatchRequest) (*penstockv1.CheckBatchResponse, error) {
+	held := &reservation{memory: s.options.Memory}
+	defer held.release()
+	if size := int64(proto.Size(r)); size > smallCall {
+		if err := held.take(size * memoryPerByte); err != nil {
+			return nil, err
+		}
+	}
+	if err := s.takeForAnswers(r, held); err != nil {
+		return nil, err
+	}
+	return s.CheckBatch(ctx, r)
+}
+
 func (g grpcServer) Check(ctx context.Context, r *penstockv1.CheckRequest) (*penstockv1.CheckResponse, error) {
 	return invoke(ctx, g, caller, g.service.Check, r)
 }
 
 func (g grpcServer) CheckBatch(ctx context.Context, r *penstockv1.CheckBatchRequest) (*penstockv1.CheckBatchResponse, error) {
-	return invoke(ctx, g, caller, g.service.CheckBatch, r)
+	return invoke(ctx, g, caller, g.service.checkBatchWithinMemory, r)
 }
 
 func (g grpcServer) Reserve(ctx context.Context, r *penstockv1.ReserveRequest) (*penstockv1.ReserveResponse, error) {

@@ -67,7 +67,12 @@ func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		writeFailure(w, err)
 		return
 	}
-	body, status, err := readBody(w, r)
+	var held *reservation
+	if isBatch := m.path == batchPath; isBatch || r.ContentLength < 0 || r.ContentLength > smallCall {
+		held = &reservation{memory: s.options.Memory}
+		defer held.release() // when the answer has been written
+	}
+	body, status, err := readBody(w, r, held)
 	if err != nil {
 		writeProblem(w, status, err)
 		return
@@ -80,6 +85,12 @@ func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if err := setRequestID(r.Header["Idempotency-Key"], request); err != nil {
 		writeFailure(w, err)
 		return
+	}
+	if batch, isBatch := request.(*penstockv1.CheckBatchRequest); isBatch {
+		if err := s.takeForAnswers(batch, held); err != nil {
+			writeFailure(w, err)
+			return
+		}
 	}
 	answer, err := m.call(r.Context(), s, request)
 	if err != nil {
@@ -121,8 +132,9 @@ func readQuery(u *url.URL) (hasStatus429 bool, err error) {
 	return false, invalid("the query", "it may only be status=429")
 }
 
-// readBody reads the body of a call. If it fails, it returns the status of the response.
-func readBody(w http.ResponseWriter, r *http.Request) (body []byte, status int, err error) {
+// readBody reads the body of a call. held takes memory for a large one. If readBody fails, it
+// returns the status of the response.
+func readBody(w http.ResponseWriter, r *http.Request, held *reservation) (body []byte, status int, err error) {
 	types := r.Header["Content-Type"]
 	mediaType, parameters := "", map[string]string(nil)
 	if len(types) == 1 {
@@ -135,7 +147,14 @@ func readBody(w http.ResponseWriter, r *http.Request) (body []byte, status int, 
 	case r.Header["Content-Encoding"] != nil:
 		return nil, http.StatusUnsupportedMediaType, failf(codes.InvalidArgument, "send the body without a Content-Encoding")
 	}
-	body, err = io.ReadAll(http.MaxBytesReader(w, r.Body, MaxBody))
+	var from io.Reader = http.MaxBytesReader(w, r.Body, MaxBody)
+	if held != nil {
+		from = &meteredBody{Reader: from, held: held}
+	}
+	body, err = io.ReadAll(from)
+	if errors.Is(err, errNoMemory) {
+		return nil, http.StatusServiceUnavailable, err
+	}
 	if _, isLarge := errors.AsType[*http.MaxBytesError](err); isLarge {
 		return nil, http.StatusRequestEntityTooLarge, failf(codes.InvalidArgument, "the body is larger than %d bytes; send a batch of fewer requests", MaxBody)
 	}

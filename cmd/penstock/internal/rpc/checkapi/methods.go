@@ -37,10 +37,13 @@ func define[Request, Response proto.Message](name, path string, needs permission
 	}
 }
 
+// batchPath is the path of CheckBatch.
+const batchPath = "/v1/check-batch"
+
 // methods are all calls of the service.
 var methods = []*method{
 	define("Check", "/v1/check", caller, (*Service).Check),
-	define("CheckBatch", "/v1/check-batch", caller, (*Service).CheckBatch),
+	define("CheckBatch", batchPath, caller, (*Service).CheckBatch),
 	define("Reserve", "/v1/reserve", caller, (*Service).Reserve),
 	define("Settle", "/v1/settle", caller, (*Service).Settle),
 	define("Acquire", "/v1/acquire", caller, (*Service).Acquire),

@@ -40,6 +40,10 @@ type Options struct {
 	// bytes. Default: a random secret.
 	Secret []byte
 
+	// Memory bounds what large calls and batches take. A call for which nothing is left fails with
+	// 503, over gRPC with UNAVAILABLE, before it charges anything. Default: no bound.
+	Memory Memory
+
 	// Parallel is how many requests of a batch are decided at the same time. A redisstore then decides
 	// many requests in one script call. 1 is best for a memstore. Default: 64.
 	Parallel int

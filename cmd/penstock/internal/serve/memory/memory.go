@@ -40,6 +40,9 @@ func (b *Budget) Take(bytes int64) bool {
 	return true
 }
 
+// Add takes bytes that are in use already, also if so many are not left.
+func (b *Budget) Add(bytes int64) { b.taken.Add(bytes) }
+
 // Release releases bytes.
 func (b *Budget) Release(bytes int64) { b.taken.Add(-bytes) }
 

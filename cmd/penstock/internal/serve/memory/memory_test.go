@@ -27,7 +27,8 @@ func TestTakeIsBounded(t *testing.T) {
 		t.Errorf("of a budget of 10 bytes, %d are taken; want 6 and 4, and 5 refused", b.Taken())
 	}
 	b.Release(6)
-	if b.Taken() != 4 {
-		t.Errorf("after 6 bytes were released %d are taken; want 4", b.Taken())
+	b.Add(9)
+	if b.Take(0) || b.Taken() != 13 {
+		t.Errorf("after 6 bytes were released and 9 added, %d are taken; want 13, and nothing left", b.Taken())
 	}
 }

@@ -23,6 +23,7 @@ func (s *service) openCheck() error {
 		OperatorToken:     s.Settings.OperatorToken,
 		AllowStatedLimits: s.Settings.AllowStatedLimits,
 		Secret:            s.sharedSecret,
+		Memory:            s.memory,
 	}
 	if s.Settings.API != "" {
 		failed := s.authFailed(metrics.APICallers, "a call of the check API was refused: its token is missing or wrong")

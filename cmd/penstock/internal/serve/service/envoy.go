@@ -318,7 +318,7 @@ func registerEnvoy(s *service, to grpc.ServiceRegistrar) error {
 // machine adds this header to requests of any web page.
 func (e *envoy) handler(l settings.Listener) http.Handler {
 	s := e.service
-	inner := envoyrls.NewHandler(e.engine, envoyrls.HandlerOptions{IsHealthy: func() bool { return !s.isDraining.Load() && !e.isAwaitingLimits.Load() }, MaxBody: maxMessage})
+	inner := s.limitBodies(envoyrls.NewHandler(e.engine, envoyrls.HandlerOptions{IsHealthy: func() bool { return !s.isDraining.Load() && !e.isAwaitingLimits.Load() }, MaxBody: maxMessage}))
 	isOpen := s.Settings.AdmitsOpenCallers(l)
 	secret := bearer.NewSecret(s.Settings.CallerToken)
 	line := &logthrottle.Line{Every: refusalLogInterval}

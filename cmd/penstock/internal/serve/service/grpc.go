@@ -90,7 +90,7 @@ func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, err
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPing, PermitWithoutStream: true}),
 		grpc.NumStreamWorkers(streamWorkers),
 		grpc.WaitForHandlers(true),
-		grpc.ForceServerCodecV2(envoyrls.Codec()),
+		grpc.ForceServerCodecV2(meteredCodec{envoyrls.Codec(), s.memory}),
 		grpc.UnaryInterceptor(calls.interceptUnary),
 		grpc.StreamInterceptor(calls.interceptStream),
 	}

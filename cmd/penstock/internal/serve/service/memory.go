@@ -6,8 +6,12 @@ import (
 	"net"
 	"net/http"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"time"
+
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/mem"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/logthrottle"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/memory"
@@ -243,3 +247,64 @@ func heldMemoryOf(ctx context.Context) *heldMemory {
 	held, _ := ctx.Value(heldMemoryKey{}).(*heldMemory)
 	return held
 }
+
+// largeBody is the smallest body of Envoy's JSON calls, and the smallest answer over gRPC, that
+// takes memory in addition to memoryOfCall. memoryOfByte is what each byte of such a body takes.
+const (
+	largeBody    = 16 << 10
+	memoryOfByte = 12
+)
+
+// limitBodies lets a request with a large body, or one of unknown size, take memory for it. The
+// body has at most maxMessage bytes.
+func (s *service) limitBodies(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		size := r.ContentLength
+		if size >= 0 && size < largeBody {
+			next.ServeHTTP(w, r)
+			return
+		}
+		if size < 0 || size > maxMessage {
+			size = maxMessage
+		}
+		if !s.memory.Take(size * memoryOfByte) {
+			s.memory.Refused()
+			refuse(w, r)
+			return
+		}
+		defer s.memory.Release(size * memoryOfByte)
+		next.ServeHTTP(w, r)
+	})
+}
+
+// A meteredCodec takes memory for each large answer over gRPC until it has been written. A client
+// that accepts no answer keeps it in grpc-go after the handler has returned.
+type meteredCodec struct {
+	encoding.CodecV2
+	memory *memory.Budget
+}
+
+func (c meteredCodec) Marshal(message any) (mem.BufferSlice, error) {
+	data, err := c.CodecV2.Marshal(message)
+	if err != nil || data.Len() < largeBody {
+		return data, err
+	}
+	bytes := data.Materialize()
+	data.Free()
+	size := int64(len(bytes))
+	c.memory.Add(size)
+	owner := &answerOwner{release: sync.OnceFunc(func() { c.memory.Release(size) })}
+	// grpc-go does not free what is left when a connection ends.
+	runtime.AddCleanup(owner, func(release func()) { release() }, owner.release)
+	return mem.BufferSlice{mem.NewBuffer(&bytes, owner)}, nil
+}
+
+// An answerOwner is the pool of one buffer. It releases the memory of the buffer.
+type answerOwner struct{ release func() }
+
+func (o *answerOwner) Get(length int) *[]byte {
+	bytes := make([]byte, length)
+	return &bytes
+}
+
+func (o *answerOwner) Put(*[]byte) { o.release() }

@@ -1,6 +1,8 @@
 package service
 
 import (
+	"bytes"
+	"encoding/binary"
 	"fmt"
 	"io"
 	"net"
@@ -12,7 +14,9 @@ import (
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+	"google.golang.org/protobuf/proto"
 
+	"github.com/penstock/penstock/grpclimit/penstockv1"
 	"github.com/penstock/penstock/internal/testing/eventually"
 )
 
@@ -254,6 +258,121 @@ func TestSlowHeadersTakeBoundedMemory(t *testing.T) {
 				})
 			}()
 		}
+	}
+}
+
+// batchOf returns a batch of n checks with one stated limit each, in JSON and as a message.
+func batchOf(n int) (text []byte, message *penstockv1.CheckBatchRequest) {
+	var out bytes.Buffer
+	message = new(penstockv1.CheckBatchRequest)
+	for i := range n {
+		fmt.Fprintf(&out, `,{"key":"k:%d","limits":[{"name":"a","rate":"9/h"}]}`, i)
+		message.Checks = append(message.Checks, &penstockv1.CheckRequest{
+			Key: fmt.Sprintf("k:%d", i), Limits: []*penstockv1.Limit{{Name: "a", Rate: "9/h"}},
+		})
+	}
+	return []byte(`{"checks":[` + out.String()[1:] + `]}`), message
+}
+
+// The answers of batches that a caller does not read take at most the budget of memory. Small calls
+// are still answered.
+func TestUnreadBatchesTakeBoundedMemory(t *testing.T) {
+	const token = "0123456789abcdef"
+	const calls = 10
+	r := start(t, nil, map[string]string{"api": "127.0.0.1:0", "caller-token": token, "allow-stated-limits": "true"}, withMemory(5<<20))
+	body, _ := batchOf(1000)
+	client := r.framesTo(r.API, closedWindow)
+	all := map[string]int{} // calls by status
+	for i := range uint32(calls) {
+		client.request(2*i+1, "POST", "/v1/check-batch", body, "content-type", "application/json", "authorization", "Bearer "+token)
+		client.flush()
+		byStatus, _ := client.statuses(1)
+		for status := range byStatus {
+			all[status]++
+		}
+	}
+	if all["200"] != 2 || all["503"] != calls-2 { // each takes 2 MB
+		t.Errorf("the statuses of %d batches are %v; want 200 for two, and 503 for the others", calls, all)
+	}
+	status, text := r.checkBatch(token, 1)
+	if status != 200 {
+		t.Errorf("beside unread batches, a batch of one got %d %s; want 200", status, text)
+	}
+	if status, text = r.checkBatch(token, 1000); status != 503 || !strings.Contains(text, "nothing was charged") {
+		t.Errorf("beside unread batches, a large batch got %d %.200s; want 503 that says that nothing was charged", status, text)
+	}
+	client.Close()
+	r.awaitNoMemory()
+	if status, text = r.checkBatch(token, 1000); status != 200 {
+		t.Errorf("after the caller has left, a large batch got %d %.200s; want 200", status, text)
+	}
+}
+
+// checkBatch sends a batch of n checks by HTTP/1.
+func (r *testService) checkBatch(token string, n int) (status int, text string) {
+	r.Helper()
+	body, _ := batchOf(n)
+	request, err := http.NewRequest("POST", "http://"+r.API+"/v1/check-batch", bytes.NewReader(body))
+	if err != nil {
+		r.Fatal(err)
+	}
+	request.Header.Set("Content-Type", "application/json")
+	request.Header.Set("Authorization", "Bearer "+token)
+	res, err := http.DefaultClient.Do(request)
+	if err != nil {
+		r.Fatal(err)
+	}
+	defer res.Body.Close()
+	answer, err := io.ReadAll(res.Body)
+	if err != nil {
+		r.Fatal(err)
+	}
+	return res.StatusCode, string(answer)
+}
+
+// As TestUnreadBatchesTakeBoundedMemory, over gRPC: the answers wait in grpc-go after their calls.
+func TestUnreadGRPCBatchesTakeBoundedMemory(t *testing.T) {
+	const calls = 40
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "allow-stated-limits": "true"}, withMemory(3<<20))
+	_, message := batchOf(1000)
+	encoded, err := proto.Marshal(message)
+	if err != nil {
+		t.Fatal(err)
+	}
+	framed := append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(encoded))), encoded...)
+	// outcomes sends calls one after the other, and counts those whose answer waits, and the refused.
+	outcomes := func(client *frameClient, calls int) (answered, refused int) {
+		for i := range uint32(calls) {
+			client.request(2*i+1, "POST", penstockv1.LimitService_CheckBatch_FullMethodName, framed, "content-type", "application/grpc", "te", "trailers")
+			client.flush()
+			for {
+				frame, err := client.ReadFrame()
+				if err != nil {
+					t.Fatal(err)
+				}
+				headers, ok := frame.(*http2.MetaHeadersFrame)
+				if !ok {
+					continue
+				}
+				if headers.StreamEnded() {
+					refused++
+				} else {
+					answered++
+				}
+				break
+			}
+		}
+		return answered, refused
+	}
+	client := r.framesTo(r.GRPC, closedWindow)
+	answered, refused := outcomes(client, calls)
+	if answered == 0 || refused == 0 {
+		t.Errorf("of %d batches, %d were answered and %d refused; want some of both", calls, answered, refused)
+	}
+	client.Close()
+	r.awaitNoMemory()
+	if answered, _ := outcomes(r.framesTo(r.GRPC, closedWindow), 1); answered != 1 {
+		t.Error("after the caller has left, a large batch was refused")
 	}
 }
 
