@@ -28,7 +28,8 @@ func (m *Metrics) AddAuthFailures(c Callers) (count func(reason string)) {
 }
 
 // AddOverload returns a function that counts a request that was refused with 503, or with the
-// status UNAVAILABLE of gRPC, because all of a resource, such as "memory", was in use.
+// status UNAVAILABLE of gRPC, because all of a resource was in use. resource is one of "memory" and
+// "upstream".
 func (m *Metrics) AddOverload(resource string) (count func()) {
 	return m.overloads.WithLabelValues(resource).Inc
 }

@@ -72,7 +72,7 @@ func New(version string, traceID func(context.Context) string, nearPercent int) 
 	m.reloaded, m.notReloaded = reloads.WithLabelValues("success"), reloads.WithLabelValues("failure")
 	m.overloads = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "rate_limiter_overload_refusals_total",
-		Help: "Requests that were refused because all memory for requests was in use.",
+		Help: "Requests that were refused because all memory for requests, or all connections to the upstream, were in use.",
 	}, []string{"resource"})
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name:        "rate_limiter_build_info",

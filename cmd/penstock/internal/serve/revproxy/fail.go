@@ -24,6 +24,10 @@ func (h *Handler) fail(w http.ResponseWriter, r *http.Request, err error) {
 	if !errors.As(err, new(*unreachedError)) {
 		h.options.NoResponse(r)
 	}
+	if errors.Is(err, errNoConnection) {
+		h.overloaded(w, r)
+		return
+	}
 	status, detail := classify(w, r, err)
 	switch {
 	case status == statusClientGone:
@@ -57,6 +61,13 @@ func classify(w http.ResponseWriter, r *http.Request, err error) (status int, de
 		return http.StatusGatewayTimeout, "the upstream did not answer in time"
 	}
 	return http.StatusBadGateway, "the upstream did not answer"
+}
+
+// overloaded responds to a request for which no connection to the upstream is free.
+func (h *Handler) overloaded(w http.ResponseWriter, r *http.Request) {
+	h.options.Overloaded()
+	w.Header().Set("Retry-After", "1")
+	h.problem(w, r, http.StatusServiceUnavailable, "too many requests are in flight")
 }
 
 // problem responds with a problem document and the headers of AddHeaders.

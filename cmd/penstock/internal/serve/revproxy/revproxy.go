@@ -16,6 +16,7 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/logthrottle"
@@ -54,8 +55,14 @@ type Options struct {
 	MaxBody int64
 
 	// MaxConnections is how many connections to the upstream may be open at the same time. Further
-	// requests wait for a free one. 0: no limit.
+	// requests wait for a free one for a second, and then get 503. If the upstream uses HTTP/1, at
+	// most half of them are for the requests of one address (IPv6: its /64), unless IsTrusted
+	// returns true. 0: no limit.
 	MaxConnections int
+
+	// Overloaded is called for each request that gets 503 because connections to the upstream are in
+	// use: all of them, or the share of its address. Default: nothing is called.
+	Overloaded func()
 
 	// Memory gives buffers for bodies of responses. Default: as much as needed.
 	Memory Memory
@@ -105,6 +112,8 @@ type Handler struct {
 	forwardWithoutQuota http.Handler // drops headers about the upstream's own quotas
 	log                 *slog.Logger
 	buffers             buffers
+	isHTTP1             atomic.Bool // a connection to the upstream uses HTTP/1
+	shares              shares
 	failures            logthrottle.Line // no response from the upstream
 	endedEarly          logthrottle.Line // a response that ended early
 }
@@ -133,15 +142,23 @@ func New(o Options) *Handler {
 	if h.options.AddHeaders == nil {
 		h.options.AddHeaders = func(http.Header, *http.Request) {}
 	}
+	if h.options.IsTrusted == nil {
+		h.options.IsTrusted = func(*http.Request) bool { return false }
+	}
+	if h.options.Overloaded == nil {
+		h.options.Overloaded = func() {}
+	}
 	h.buffers.memory = h.options.Memory
 	if h.buffers.memory == nil {
 		h.buffers.memory = noBudget{}
 	}
+	h.shares.max = o.MaxConnections / 2
+	h.isHTTP1.Store(o.Upstream.Scheme == "http" || o.Upstream.Scheme == "unix") // https: see trackedTransport
 	h.target, h.transport = newTransport(o)
 	proxy := func(modify func(*http.Response) error) http.Handler {
 		return &httputil.ReverseProxy{
 			Rewrite:        h.rewrite,
-			Transport:      trackedTransport{h.transport, h.options.Observe},
+			Transport:      trackedTransport{h.transport, h.options.Observe, &h.isHTTP1},
 			ModifyResponse: modify,
 			ErrorHandler:   h.fail,
 			ErrorLog:       slog.NewLogLogger(throttledHandler{h.log.Handler(), &h.endedEarly}, slog.LevelWarn),
@@ -173,6 +190,14 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case h.options.MaxBody > 0 && r.ContentLength > h.options.MaxBody:
 		h.problem(w, r, http.StatusRequestEntityTooLarge, "the body is too large")
 		return
+	}
+	if h.shares.max > 0 && h.isHTTP1.Load() && !h.options.IsTrusted(r) {
+		address := addressOf(r)
+		if !h.shares.take(address) {
+			h.overloaded(w, r)
+			return
+		}
+		defer h.shares.give(address)
 	}
 	own, isHTTP1 := w.Header(), r.ProtoMajor == 1
 	if len(own) == 0 && r.ContentLength == 0 && isHTTP1 {

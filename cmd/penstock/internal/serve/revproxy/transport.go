@@ -104,7 +104,14 @@ func dialTLS(dialer *net.Dialer, config *tls.Config, timeout time.Duration) func
 type trackedTransport struct {
 	*http.Transport
 	observe func(status int, took time.Duration)
+	isHTTP1 *atomic.Bool // set with the first connection of HTTP/1
 }
+
+// maxWait is how long a request waits until a connection to the upstream is free, if all are in
+// use. It does not include connecting.
+const maxWait = time.Second
+
+var errNoConnection = errors.New("all connections to the upstream are in use")
 
 func (t trackedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	var progress struct {
@@ -112,10 +119,21 @@ func (t trackedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 		sent        atomic.Int32 // how often the headers of the request were written
 	}
 	ctx, giveUp := context.WithCancelCause(r.Context()) // canceled with its parent
+	wait := time.AfterFunc(maxWait, func() { giveUp(errNoConnection) })
+	defer wait.Stop()
 	trace := &httptrace.ClientTrace{
+		GetConn: func(string) {
+			if progress.isConnected.Load() { // the connection was closed before the request was sent
+				wait.Reset(maxWait)
+			}
+		},
+		DNSStart:     func(httptrace.DNSStartInfo) { wait.Stop() }, // ConnectTimeout bounds it
+		ConnectStart: func(string, string) { wait.Stop() },
 		GotConn: func(got httptrace.GotConnInfo) {
+			wait.Stop()
 			progress.isConnected.Store(true)
 			if conn, ok := got.Conn.(*framedConn); ok {
+				t.isHTTP1.Store(true)
 				conn.expect(giveUp)
 			} else if progress.sent.Load() > 1 { // an HTTP/2 upstream has refused the request twice
 				giveUp(errRefusedAgain)
@@ -128,7 +146,7 @@ func (t trackedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	switch {
 	case err == nil:
 		t.observe(res.StatusCode, time.Since(start))
-	case r.Context().Err() == nil:
+	case r.Context().Err() == nil && !errors.Is(err, errNoConnection):
 		t.observe(0, time.Since(start))
 	}
 	if err != nil && !progress.isConnected.Load() {

@@ -395,3 +395,28 @@ func TestLargeFramesAreRefused(t *testing.T) {
 		}
 	}
 }
+
+// A client address has at most half of the connections to the upstream. Further requests get 503 at
+// once, and one log line says why.
+func TestConnectionsToTheUpstreamAreShared(t *testing.T) {
+	arrived, release := make(chan struct{}, 1), make(chan struct{})
+	r := start(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		arrived <- struct{}{}
+		<-release
+	}), nil, func(o *Options) { o.testHooks.budget = func(b *connectionBudget) { b.upstream = 2 } })
+	first := r.dial()
+	io.WriteString(first, "POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n")
+	<-arrived
+	for range 2 {
+		if res := r.mustSend("GET", "/"); res.StatusCode != 503 || res.Header.Get("Retry-After") != "1" {
+			t.Errorf("beside a request of the same address, another one got %s and Retry-After %q; want 503 and 1", res.Status, res.Header.Get("Retry-After"))
+		}
+	}
+	close(release)
+	if lines := r.log.Lines("all connections to the upstream are in use"); len(lines) != 1 {
+		t.Errorf("the log has %q; want one line about the connections", lines)
+	}
+	if n := r.metric(`rate_limiter_overload_refusals_total{resource="upstream"}`); n != "2" {
+		t.Errorf("the metric of refused requests is %q; want 2", n)
+	}
+}

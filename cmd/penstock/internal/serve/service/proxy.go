@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/demoupstream"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/logthrottle"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/revproxy"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/slowclient"
 	"github.com/penstock/penstock/httplimit"
@@ -40,6 +41,7 @@ func (s *service) newProxy(runCtx context.Context, budget connectionBudget) (*se
 		HeaderTimeout:  s.Settings.UpstreamHeaderTimeout,
 		MaxBody:        s.Settings.MaxBody,
 		MaxConnections: int(budget.upstream),
+		Overloaded:     s.upstreamFull(budget.upstream),
 		Memory:         s.memory,
 		NoResponse:     httplimit.MarkStatusUnknown,
 		AddHeaders:     gate.AllowOrigin,
@@ -66,6 +68,20 @@ func (s *service) newProxy(runCtx context.Context, budget connectionBudget) (*se
 	handler = slowclient.Handler(handler, slowclient.Options{Stall: s.Settings.StallTimeout, Rate: s.Settings.MinRate})
 	handler = s.limitMemory(memoryOfForwarded, 2, handler)
 	return newServer("listen", s.newHTTP(runCtx, handler, config)), nil
+}
+
+// upstreamFull returns a function that counts a request for which no connection to the upstream is
+// free. It logs a line at most once a minute.
+func (s *service) upstreamFull(limit int64) func() {
+	count := s.metrics.AddOverload("upstream")
+	line := &logthrottle.Line{Every: time.Minute}
+	return func() {
+		count()
+		if skipped, isDue := line.Due(); isDue {
+			s.Log.Warn("requests got 503: all connections to the upstream are in use, or one address has half of them (limit its requests by in_flight, or raise ulimit -n)",
+				"limit", limit, "in_flight", s.inFlight.Load(), "unlogged", skipped)
+		}
+	}
 }
 
 // maxFrame is the largest frame of HTTP/2, in bytes. It is the smallest that the protocol allows:

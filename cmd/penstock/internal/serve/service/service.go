@@ -71,7 +71,8 @@ type testHooks struct {
 	store  func(penstock.Store) penstock.Store // wraps the store of the core
 	limits func(http.Handler) http.Handler     // wraps the handler that applies the limits
 
-	memory int64 // if above 0, the budget of memory in bytes
+	memory int64                   // if above 0, the budget of memory in bytes
+	budget func(*connectionBudget) // changes how many connections may be open
 
 	services func(grpc.ServiceRegistrar) // registers more services at the gRPC listener
 }
@@ -174,6 +175,9 @@ func (s *service) close() {
 // open makes the core and the servers with their listeners.
 func (s *service) open(runCtx context.Context) error {
 	budget := newConnectionBudget(descriptors(), s.Settings.MaxConnections, s.Settings.HasProxy(), len(s.Settings.CallerListeners()))
+	if s.testHooks.budget != nil {
+		s.testHooks.budget(&budget)
+	}
 	// Clients and callers have equal shares, unless one is 0 because nothing listens for such
 	// connections.
 	if possible := max(budget.clients, budget.callers); possible < s.Settings.MaxConnections/2 {
