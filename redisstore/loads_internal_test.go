@@ -128,8 +128,7 @@ func TestScriptsAreLoadedAFewTimes(t *testing.T) {
 	}
 }
 
-// A farClient is of a server without scripts. Each command takes two equal times: to the server, and
-// back.
+// A farClient is of a server without scripts. A command takes one trip to the server and one back.
 type farClient struct {
 	scriptedClient
 	trip     time.Duration // one of the two times
