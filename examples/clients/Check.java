@@ -17,6 +17,8 @@ public class Check {
             System.out.println("undecided: this program goes on");
         } else if (decision.get().startsWith("{\"allowed\":true")) {
             System.out.println("allowed, " + number(decision.get(), "remaining") + " left");
+        } else if (number(decision.get(), "retry_after_ms") < 0) {
+            System.out.println("denied, do not retry");
         } else {
             System.out.println("denied, retry after " + number(decision.get(), "retry_after_ms") / 1000.0 + " s");
         }

@@ -28,4 +28,5 @@ async function check() {
 const decision = await check();
 if (decision === null) console.log("undecided: this program goes on");
 else if (decision.allowed) console.log(`allowed, ${decision.limits[0].remaining} left`);
+else if (decision.retry_after_ms < 0) console.log("denied, do not retry");
 else console.log(`denied, retry after ${decision.retry_after_ms / 1000} s`);

@@ -24,5 +24,7 @@ if decision is None:
     print("undecided: this program goes on")
 elif decision["allowed"]:
     print("allowed,", decision["limits"][0]["remaining"], "left")
+elif decision["retry_after_ms"] < 0:
+    print("denied, do not retry")
 else:
     print("denied, retry after", decision["retry_after_ms"] / 1000, "s")

@@ -10,4 +10,5 @@ try:
         decision = json.load(response)
 except OSError as e:  # after a 400, reject the request; after a 503 or no response, decide here what to do without a decision
     sys.exit(f"undecided: {e}")
-print("allowed" if decision["allowed"] else f"denied, retry after {decision['retry_after_ms'] / 1000} s")
+retry_ms = decision["retry_after_ms"]  # -1: never
+print("allowed" if decision["allowed"] else "denied, do not retry" if retry_ms < 0 else f"denied, retry after {retry_ms / 1000} s")

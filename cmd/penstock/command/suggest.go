@@ -232,7 +232,7 @@ func (s *suggestCommand) policy(l *suggest.Limit) string {
 		matched = "    match: {path: " + strconv.Quote(s.path) + "}\n"
 	}
 	if per == "user" {
-		per = "{user: claim sub}   # the log has no tokens; choose what identifies your users"
+		per = "{user: header X-User}   # what identifies your users; for the users of a log: replay --header 'X-User: $remote_user'"
 	}
 	return "rules:\n  - name: suggested\n" + matched + "    per: " + per + "\n    shadow: true   # counts, and denies nothing; delete this line to enforce the limit\n" +
 		fmt.Sprintf("    limits: [{rate: %s, burst: %d}]\n", l.Rate, l.Burst)

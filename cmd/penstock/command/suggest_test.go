@@ -65,6 +65,22 @@ func TestSuggestedPolicyDeniesOnlyOutliers(t *testing.T) {
 	}
 }
 
+// TestSuggestedPolicyIsPerUser: replay accepts the policy that suggest prints for users, with the
+// header that its comment names.
+func TestSuggestedPolicyIsPerUser(t *testing.T) {
+	log := writeFile(t, "access.log", strings.Repeat(strings.Replace(logLine("192.0.2.2", "08", "/a"), " - - ", " - ann ", 1), 20))
+	_, out, _ := command("suggest", log, "--per", "user", "--keep-outliers")
+	at, end := strings.Index(out, "rules:\n"), strings.Index(out, "\nWrite it")
+	if at < 0 || end < at {
+		t.Fatalf("there is no policy in\n%s", out)
+	}
+	rules := writeFile(t, "rules.yaml", out[at:end])
+	code, out, stderr := command("replay", log, "--config", rules, "--header", "X-User: $remote_user", "--identities", "full")
+	if code != exitOK || !strings.Contains(out, "20 requests") || strings.Contains(out, "warning: rule suggested reads") {
+		t.Errorf("exit status %d, %s\n%s; want that the rule reads the users", code, stderr, out)
+	}
+}
+
 func TestSuggestCountsWhatItIsAskedTo(t *testing.T) {
 	log := writeFile(t, "access.log", strings.Repeat(logLine("192.0.2.1", "07", "/a"), 3)+logLine("192.0.2.1", "07", "/b")+strings.Replace(logLine("192.0.2.2", "08", "/a"), " - - ", " - ann ", 1))
 	for args, want := range map[string]struct{ requests, identities int64 }{
