@@ -188,8 +188,16 @@ func (o Options) ready(w http.ResponseWriter, r *http.Request) {
 }
 
 // mayBeRebound detects DNS rebinding: a browser reached a loopback address under a foreign host
-// name.
+// name. Browsers always send a Host. Health checks may send none or any: their responses are no
+// secret.
 func mayBeRebound(r *http.Request) bool {
+	switch r.URL.Path {
+	case "/livez", "/readyz", "/healthz":
+		return false
+	}
+	if r.Host == "" {
+		return false
+	}
 	local, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
 	if !ok || !local.IP.IsLoopback() {
 		return false

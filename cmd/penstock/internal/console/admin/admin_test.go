@@ -1,8 +1,10 @@
 package admin
 
 import (
+	"bufio"
 	"context"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -83,10 +85,28 @@ func TestOnlyConfiguredPathsAreServed(t *testing.T) {
 }
 
 // A web page could read responses if its own host name led to this address (DNS rebinding). So only
-// local names are served. The headers keep browsers from caching or interpreting the responses.
+// local names are served, except to health checks. The headers keep browsers from caching or interpreting the responses.
 func TestBrowsersCannotUseResponses(t *testing.T) {
-	server := httptest.NewServer(New(Options{}))
+	server := httptest.NewServer(New(Options{Metrics: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})}))
 	defer server.Close()
+	for request, want := range map[string]string{
+		"GET /readyz HTTP/1.0\r\n\r\n":                         "HTTP/1.0 200", // as HAProxy sends it
+		"GET /readyz HTTP/1.1\r\nHost: evil.example\r\n\r\n":   "HTTP/1.1 200",
+		"GET /metrics HTTP/1.0\r\n\r\n":                        "HTTP/1.0 200",
+		"GET /metrics HTTP/1.0\r\nHost: evil.example\r\n\r\n":  "HTTP/1.0 421",
+		"GET //metrics HTTP/1.1\r\nHost: evil.example\r\n\r\n": "HTTP/1.1 421",
+	} {
+		conn, err := net.Dial("tcp", server.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.WriteString(conn, request)
+		got, err := bufio.NewReader(conn).ReadString('\n')
+		conn.Close()
+		if err != nil || !strings.HasPrefix(got, want) {
+			t.Errorf("%q got %q (error %v); want %s", request, got, err, want)
+		}
+	}
 	for _, c := range []struct {
 		host   string
 		status int
@@ -94,7 +114,7 @@ func TestBrowsersCannotUseResponses(t *testing.T) {
 		{"", 200}, {"localhost", 200}, {"localhost:9180", 200}, {"a.localhost", 200}, {"127.0.0.1", 200}, {"[::1]:9180", 200}, {"[::1]", 200},
 		{"evil.example", 421}, {"evil.example:9180", 421}, {"127.0.0.1.evil.example", 421}, {"localhost.evil.example", 421},
 	} {
-		request, _ := http.NewRequest("GET", server.URL+"/livez", nil)
+		request, _ := http.NewRequest("GET", server.URL+"/metrics", nil)
 		request.Host = c.host
 		res, err := http.DefaultClient.Do(request)
 		if err != nil {
