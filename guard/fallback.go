@@ -30,7 +30,8 @@ type FallbackOptions struct {
 	Instances func() int
 
 	// MaxCounters is the largest number of counters in the local memory. When it is full, FailLocal
-	// charges that need a new counter are denied. Default: 1 million, which use up to 100 MB.
+	// charges that need a new counter are denied. Default: 1 million, which use about 100 MB. Some
+	// counters count as several, as in memstore.Options.
 	MaxCounters int
 
 	// Now is the clock of the local memory, for simulations. Default: the wall clock.

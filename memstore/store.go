@@ -36,8 +36,9 @@ type Options struct {
 	// tests and replay if the clock steps back: then the state of the earlier time still exists.
 	Linger time.Duration
 
-	// MaxCounters is how many live counters the store may hold. Default: 10 million, which need at
-	// most 1 GB. A counter belongs to one key and one limit. The store never evicts a live counter,
+	// MaxCounters is how many live counters the store may hold. Default: 10 million, which need about
+	// 1 GB. A counter belongs to one key and one limit. Larger counters count as several: one of a
+	// SubWindow as 6, and one of a SlidingLog or of Concurrency as 8. The store never evicts a live counter,
 	// because that would reset its quota. When the store is full, charges that need a new counter
 	// return an error that wraps ErrUnavailable. All other charges are decided as usual.
 	MaxCounters int
@@ -52,7 +53,8 @@ type Store struct {
 	hashSeeds    [2]maphash.Seed // of the two halves of a hash
 	stripes      []stripe
 	counters     atomic.Int64 // how many counters there are, including those that are no longer needed
-	maxCounters  int64
+	weight       atomic.Int64 // of these counters; see table.weight
+	maxWeight    int64        // Options.MaxCounters
 	lingerMicros int64
 
 	reclaimFailedAt atomic.Int64 // when reclaim failed last, in µs since the epoch
@@ -78,7 +80,7 @@ func New(o Options) *Store {
 		clock:        newClock(),
 		hashSeeds:    [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()},
 		stripes:      make([]stripe, stripes),
-		maxCounters:  int64(o.MaxCounters),
+		maxWeight:    int64(o.MaxCounters),
 		lingerMicros: o.Linger.Microseconds(),
 	}
 	s.door = batches.NewDoor(s, s.decideList)
@@ -318,10 +320,11 @@ func (s *Store) stripeOf(h hash) int { return int(h.high & uint64(len(s.stripes)
 // addLocked adds a counter for h, and writes its cell to *cell. It returns false if the store is
 // full.
 func (s *Store) addLocked(t *table, h hash, cell *uint32, now int64) bool {
-	if s.counters.Add(1) > s.maxCounters && !s.reclaim(now) {
-		s.counters.Add(-1)
+	if s.weight.Add(t.weight) > s.maxWeight && !s.reclaim(now) {
+		s.weight.Add(-t.weight)
 		return false
 	}
+	s.counters.Add(1)
 	*cell = t.add(h)
 	return true
 }
@@ -343,7 +346,7 @@ func (s *Store) reclaim(now int64) bool {
 			s.sweepLocked(t, now, smallSweep)
 		}
 		stripe.mu.Unlock()
-		if s.counters.Load() <= s.maxCounters {
+		if s.weight.Load() <= s.maxWeight {
 			return true
 		}
 	}
@@ -352,12 +355,13 @@ func (s *Store) reclaim(now int64) bool {
 }
 
 func (s *Store) errFull() error {
-	return penstock.NewStoreError(penstock.ReasonOutOfMemory, fmt.Errorf("memstore is full: %d counters are live; raise Options.MaxCounters", s.maxCounters))
+	return penstock.NewStoreError(penstock.ReasonOutOfMemory, fmt.Errorf("memstore is full: %d counters are live; raise Options.MaxCounters", s.Len()))
 }
 
 func (s *Store) removeLocked(t *table, cell uint32) {
 	t.remove(cell)
 	s.counters.Add(-1)
+	s.weight.Add(-t.weight)
 }
 
 // keepLocked sets how long a counter is kept: until the latest time at which any of the limits that
@@ -378,7 +382,7 @@ func (s *Store) keepLocked(t *table, cell uint32, out *algorithm.Outcome, now in
 // sweepLocked checks the next n counters and removes those that are no longer needed. If the store
 // is full, it checks all counters of the table instead, at most once in pauseMicrosWhenFull.
 func (s *Store) sweepLocked(t *table, now int64, n int) {
-	isFull := s.counters.Load() >= s.maxCounters
+	isFull := s.weight.Load() >= s.maxWeight
 	isSweptRecently := now >= t.lastFullSweep && now < t.lastFullSweep+pauseMicrosWhenFull
 	if isFull && !isSweptRecently {
 		n, t.lastFullSweep = len(t.counters), now

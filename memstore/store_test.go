@@ -39,6 +39,42 @@ func decide(t testing.TB, s *memstore.Store, charges ...penstock.Charge) penstoc
 	return d
 }
 
+// MaxCounters bounds the memory, so counters that take more of it count as several.
+func TestLargeCountersCountAsSeveral(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		limit penstock.Limit
+		fits  int // of 24
+	}{
+		"token bucket": {penstock.PerHour(9), 24},
+		"sub-window":   {penstock.PerHour(9).With(penstock.SubWindow(2)), 4},
+		"sliding log":  {penstock.PerHour(9).With(penstock.SlidingLog), 3},
+		"slots":        {penstock.InFlight(9, time.Hour), 3},
+	} {
+		s := memstore.New(memstore.Options{Now: newManualClock().Now, MaxCounters: 24})
+		plan := c.limit.MustCompile()
+		fits := 0
+		for i := range 30 {
+			charge := spend(fmt.Sprint("k", i), plan, 1)
+			charge.Holder = "holder"
+			if d, err := s.Decide(t.Context(), []penstock.Charge{charge}); err == nil && d.Allowed {
+				fits++
+			}
+		}
+		if fits != c.fits || s.Len() != c.fits {
+			t.Errorf("%s: %d counters fit, and the store has %d; want %d", name, fits, s.Len(), c.fits)
+		}
+		for i := range 30 {
+			charge := spend(fmt.Sprint("k", i), plan, 0)
+			charge.Mode = penstock.Reset
+			decide(t, s, charge)
+		}
+		if d := decide(t, s, spend("new", penstock.PerHour(9).MustCompile(), 1)); !d.Allowed || s.Len() != 1 {
+			t.Errorf("%s: after a reset of all counters, a new one is allowed %t, and the store has %d; want it allowed, and 1", name, d.Allowed, s.Len())
+		}
+	}
+}
+
 func TestFullStoreEvictsNoLiveCounter(t *testing.T) {
 	t.Parallel()
 	const maxCounters = 100

@@ -15,6 +15,7 @@ const freshCell uint32 = 0
 // So the garbage collector need not follow a pointer per counter.
 type table struct {
 	algorithm     *algorithm.Algorithm
+	weight        int64            // of a counter, in about 100 bytes
 	states        algorithm.States // by cell
 	counters      []counter        // by cell
 	index         []uint32         // cells; 0 where empty. The length of index is a power of two
@@ -40,10 +41,19 @@ func (s *stripe) tableLocked(a *algorithm.Algorithm) *table {
 			return t
 		}
 	}
-	t := &table{algorithm: a}
+	t := &table{algorithm: a, weight: weightOf(a)}
 	t.clear()
 	s.tables = append(s.tables, t)
 	return t
+}
+
+// weightOf returns how many usual counters take as much memory as a counter of an algorithm. A log
+// and a set of holders grow with the requests that they admit. They count as about 50 entries.
+func weightOf(a *algorithm.Algorithm) int64 {
+	if a.IsCollection() {
+		return 8
+	}
+	return 1 + int64(a.Numbers())*8/100
 }
 
 // clear makes a table without counters as small as a new one.

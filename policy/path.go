@@ -34,7 +34,8 @@ type Paths struct {
 	// IgnoreTrailingSlash makes /a/ equal to /a. By default they are two paths.
 	IgnoreTrailingSlash bool
 
-	// IgnoreCase makes ASCII letters lower case, for servers that ignore case. By default /A and /a
+	// IgnoreCase makes ASCII letters lower case, for servers that ignore case. It rejects the letters
+	// U+0130, U+017F and U+212A, which some of these servers read as i, s and k. By default /A and /a
 	// are two paths.
 	IgnoreCase bool
 
@@ -169,6 +170,9 @@ func (p Paths) appendSegment(b []byte, escaped string, at, end int) ([]byte, err
 			var r rune
 			if r, width = decodeRune(escaped[at:end]); width == 0 {
 				return nil, badPath(escaped, at, min(at+encodedLength, end), "does not begin a character of UTF-8; write the path in UTF-8")
+			}
+			if p.IgnoreCase && (r == '\u0130' || r == '\u017F' || r == '\u212A') {
+				return nil, badPath(escaped, at, at+width, "is an ASCII letter to some servers that ignore case; write i, s or k")
 			}
 			var buffer [utf8.UTFMax]byte
 			for _, c := range utf8.AppendRune(buffer[:0], r) {

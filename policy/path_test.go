@@ -446,3 +446,19 @@ func BenchmarkCleanPath(b *testing.B) {
 		})
 	}
 }
+
+// Some servers that ignore case read these letters as i, s and k. So a client could evade a rule.
+func TestLettersThatFoldToASCIIAreRejectedIfCaseIsIgnored(t *testing.T) {
+	t.Parallel()
+	for _, path := range []string{"/log%C4%B0n", "/%E2%84%AAassa", "/ka%c5%bf%c5%bfa", "/a/\u212a"} {
+		if got, err := (Paths{IgnoreCase: true}).Clean(path); err == nil || !strings.Contains(err.Error(), "write i, s or k") {
+			t.Errorf("%s is cleaned to %q, error %v; want it rejected", path, got, err)
+		}
+		if _, err := (Paths{}).Clean(path); err != nil {
+			t.Errorf("with case_sensitive, %s is rejected: %v", path, err)
+		}
+	}
+	if got, err := (Paths{IgnoreCase: true}).Clean("/%C3%A9T%C4%B1"); err != nil || got != "/%C3%A9t%C4%B1" {
+		t.Errorf("another letter is cleaned to %q, error %v; want it accepted", got, err)
+	}
+}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,6 +20,7 @@ import (
 // A forgetfulClient is of a server that knows a script only for some calls after each load.
 type forgetfulClient struct {
 	scriptedClient
+	mu      sync.Mutex
 	knows   int // calls by digest that find the script after a load
 	left    int // of these
 	loadErr error
@@ -28,6 +31,8 @@ type forgetfulClient struct {
 }
 
 func (c *forgetfulClient) EvalSha(_ context.Context, _ string, _, args []string) (string, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if c.left > 0 {
 		c.left--
 		c.log = append(c.log, "run")
@@ -50,13 +55,18 @@ func stampNumberOf(args []string) string {
 }
 
 func (c *forgetfulClient) Load(ctx context.Context, _ string, scripts []string) error {
+	c.mu.Lock()
 	at, _ := ctx.Deadline()
 	c.loadFor = append(c.loadFor, time.Until(at))
 	c.log = append(c.log, fmt.Sprint("load ", len(scripts)))
-	if c.hangs {
+	hangs := c.hangs
+	c.mu.Unlock()
+	if hangs {
 		<-ctx.Done()
 		return ctx.Err()
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.left = c.knows
 	return c.loadErr
 }
@@ -132,13 +142,13 @@ func TestScriptsAreLoadedAFewTimes(t *testing.T) {
 type farClient struct {
 	scriptedClient
 	trip     time.Duration // one of the two times
-	isLoaded bool
-	loads    int
+	isLoaded atomic.Bool
+	loads    atomic.Int64
 }
 
 func (c *farClient) EvalSha(_ context.Context, _ string, _, args []string) (string, error) {
 	time.Sleep(c.trip)
-	isLoaded := c.isLoaded
+	isLoaded := c.isLoaded.Load()
 	time.Sleep(c.trip)
 	if !isLoaded {
 		return "", ReplyError("NOSCRIPT no matching script")
@@ -148,8 +158,8 @@ func (c *farClient) EvalSha(_ context.Context, _ string, _, args []string) (stri
 
 func (c *farClient) Load(context.Context, string, []string) error {
 	time.Sleep(c.trip)
-	c.isLoaded = true
-	c.loads++
+	c.isLoaded.Store(true)
+	c.loads.Add(1)
 	time.Sleep(c.trip)
 	return nil
 }
@@ -173,8 +183,8 @@ func TestFirstDecisionLoadsItsScriptAtOnce(t *testing.T) {
 				t.Errorf("a decision takes %v; want at most %v", took, most)
 			}
 		}
-		if c.loads != 1 {
-			t.Errorf("%d loads; want 1", c.loads)
+		if n := c.loads.Load(); n != 1 {
+			t.Errorf("%d loads; want 1", n)
 		}
 	})
 }
@@ -326,7 +336,7 @@ func TestRefundsOfABatch(t *testing.T) {
 
 // The memory of a call that failed is not reused, because the client may still read it.
 func TestMemoryOfAFailedCallIsNotReused(t *testing.T) {
-	s, err := New(&forgetfulClient{left: 99, text: "not a reply"}, Options{})
+	s, err := New(&forgetfulClient{knows: 99, left: 99, text: "not a reply"}, Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

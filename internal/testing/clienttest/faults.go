@@ -88,7 +88,10 @@ func loseReplies(t *testing.T, target Target, l loss, m Maker) {
 	direct := OpenStore(t, target.Direct, redisstore.Options{Prefix: prefix})
 	limit := SlowRefill("d", 1000)
 	key := func(i int) string { return fmt.Sprint("k", i%chargedKeys) }
-	// Peek until every server knows the script, and every client knows its servers.
+	// Load and peek until every server knows the script, and every client knows its servers.
+	for _, s := range []*redisstore.Store{direct, store} {
+		eventually.NoError(t, func() error { return s.Load(Within(t, time.Second), limit) })
+	}
 	for i := range chargedKeys {
 		for _, s := range []penstock.Store{direct, store} {
 			eventually.NoError(t, func() error {

@@ -3,11 +3,13 @@ package core
 import (
 	"context"
 	"log/slog"
+	"math"
 	"time"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/keylimits"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/logthrottle"
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/memory"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/redisstore"
@@ -21,12 +23,18 @@ type store struct {
 	close func()
 }
 
+// MaxCounters is how many counters the store memory may hold: 10 million, or as many as a quarter of
+// the memory limit of Go (GOMEMLIMIT) has room for. A counter takes about 100 bytes.
+func MaxCounters() int {
+	return int(min(10_000_000, memory.Size(math.MaxInt64)/2/100))
+}
+
 // openStore opens the store without connecting. Its error wraps penstock.ErrInvalid and shows no
 // password.
 func openStore(s settings.Settings, log *slog.Logger) (store, error) {
 	if s.Store == "" {
 		return store{
-			Store: memstore.New(memstore.Options{}),
+			Store: memstore.New(memstore.Options{MaxCounters: MaxCounters()}),
 			probe: func(context.Context) error { return nil },
 			close: func() {},
 		}, nil

@@ -198,6 +198,16 @@ func TestHeadersWithAnotherPathAreRemoved(t *testing.T) {
 	}
 }
 
+// The upstream gets the query as the client sent it, also if Go cannot parse it.
+func TestQueriesAreForwardedAsSent(t *testing.T) {
+	site := startProxy(t, revproxy.Options{}, startUpstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, r.RequestURI) })))
+	for _, target := range []string{"/", "/?", "/a?x=1&a;b=2&c=3", "/a?filter=a;b", "/a?a=%zz&b=1", "/a?b=2&a=1&b=1", "/a?a+b=%20"} {
+		if _, body := sendRaw(t, site, "GET "+target+" HTTP/1.1\r\nHost: h\r\n\r\n"); string(body) != target {
+			t.Errorf("the upstream got %s; want %s", body, target)
+		}
+	}
+}
+
 func TestForwardedHeadersOfTrustedProxiesAreKept(t *testing.T) {
 	site := startProxy(t, revproxy.Options{IsTrusted: func(*http.Request) bool { return true }}, startUpstream(t, echo))
 	for _, c := range []struct{ lines, forwardedFor, host, proto string }{

@@ -329,7 +329,8 @@ func (s *service) announce() {
 		storeText = strings.TrimPrefix(storeText+", limits of Envoy "+envoyOnFailure(&s.Settings), ", ")
 	}
 	if s.Settings.Store == "" { // memory fails only when it is full
-		storeLabel, storeText = "counters", "in this process, not shared; at 10 million counters, new clients are rejected unless on_failure is open"
+		storeLabel = "counters"
+		storeText = fmt.Sprintf("in this process, not shared; at %d counters, new clients are rejected unless on_failure is open", core.MaxCounters())
 	}
 	s.Log.Info("listening", activity.EventAttribute, activity.Started,
 		"listen", orNone(addresses.Listen), "tls", s.Settings.TLSCert != "",

@@ -47,7 +47,7 @@ rules:
 // full, and not the failure modes of on_failure.
 func TestStartLogsWhatAFullMemoryStoreDoes(t *testing.T) {
 	r := startLimited(t, nil, "rules: [{name: all, per: global, limits: [{rate: 1/s}]}]\n", nil)
-	const want = `counters="in this process, not shared; at 10 million counters, new clients are rejected unless on_failure is open"`
+	const want = `counters="in this process, not shared; at 10000000 counters, new clients are rejected unless on_failure is open"`
 	if len(r.log.Lines("listening", want)) != 1 || len(r.log.Lines("on_store_failure")) != 0 {
 		t.Errorf("no line has %s, or a line has on_store_failure: %s", want, r.log)
 	}

@@ -86,8 +86,8 @@ func (d *doctor) judgeInstances(registered int64, all []Instance) {
 		c.Summary += ", with the policy " + digest
 	}
 	if len(seeds) > 1 {
-		warn(fmt.Sprintf("the instances have %d different secrets for keys", len(seeds)), "they do not share counters, so clients get their limits more than once",
-			"give all instances the same key-hash-secret")
+		warn(fmt.Sprintf("the instances have %d different secrets", len(seeds)), "with different secrets for keys, they do not share counters; without such secrets, different tokens "+
+			"mean that one cannot settle the reservations of another", "give all instances the same key-hash-secret, or the same tokens if they have none")
 	}
 	if len(versions) > 1 {
 		warn("the instances have different versions: "+listed(versions), "during an upgrade this is normal", "finish the upgrade")
