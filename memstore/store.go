@@ -38,9 +38,9 @@ type Options struct {
 
 	// MaxCounters is how many live counters the store may hold. Default: 10 million, which need about
 	// 1 GB. A counter belongs to one key and one limit. Larger counters count as several: one of a
-	// SubWindow as 6, and one of a SlidingLog or of Concurrency as 8. The store never evicts a live counter,
-	// because that would reset its quota. When the store is full, charges that need a new counter
-	// return an error that wraps ErrUnavailable. All other charges are decided as usual.
+	// SubWindow as 6, and one of a SlidingLog or of Concurrency as 8. The store never evicts a live
+	// counter, because that would reset its quota. When the store is full, charges that need a new
+	// counter return an error that wraps ErrUnavailable. All other charges are decided as usual.
 	MaxCounters int
 }
 

@@ -85,7 +85,8 @@ func TestOnlyConfiguredPathsAreServed(t *testing.T) {
 }
 
 // A web page could read responses if its own host name led to this address (DNS rebinding). So only
-// local names are served, except to health checks. The headers keep browsers from caching or interpreting the responses.
+// local names are served, except to health checks. The headers keep browsers from caching or
+// interpreting the responses.
 func TestBrowsersCannotUseResponses(t *testing.T) {
 	server := httptest.NewServer(New(Options{Metrics: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})}))
 	defer server.Close()

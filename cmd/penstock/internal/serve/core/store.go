@@ -23,8 +23,8 @@ type store struct {
 	close func()
 }
 
-// MaxCounters is how many counters the store memory may hold: 10 million, or as many as a quarter of
-// the memory limit of Go (GOMEMLIMIT) has room for. A counter takes about 100 bytes.
+// MaxCounters is how many counters the store memory may hold: 10 million, or as many as a quarter
+// of the memory limit of Go (GOMEMLIMIT) has room for. A counter takes about 100 bytes.
 func MaxCounters() int {
 	return int(min(10_000_000, memory.Size(math.MaxInt64)/2/100))
 }

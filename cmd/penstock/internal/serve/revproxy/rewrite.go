@@ -14,8 +14,8 @@ import (
 // rewrite makes the request for the upstream. httputil has already removed hop-by-hop headers.
 func (h *Handler) rewrite(pr *httputil.ProxyRequest) {
 	pr.SetURL(h.target)
-	// httputil drops parameters with ';' or '%zz', and sorts the others. The upstream gets the query as
-	// it was sent: where rules read parameters, ambiguous ones were rejected.
+	// httputil drops parameters with ';' or '%zz', and sorts the others. The upstream gets the query
+	// as it was sent: where rules read parameters, ambiguous ones were rejected.
 	pr.Out.URL.RawQuery, pr.Out.URL.ForceQuery = pr.In.URL.RawQuery, pr.In.URL.ForceQuery
 	if h.options.PreserveHost {
 		pr.Out.Host = pr.In.Host
