@@ -12,7 +12,7 @@ import (
 func TestErrorsOfTheStoreSayHowToFixThem(t *testing.T) {
 	rules := writeFile(t, "rules.yaml", "rules: [{name: all, per: ip, limits: [{rate: 2/d}]}]\n")
 	redis := redistest.Start(t)
-	full := redistest.Start(t, "--maxmemory", "1mb")
+	full := redistest.Start(t, "--maxmemory", "1") // byte
 	locked := redistest.Start(t)
 	for _, line := range []string{"ACL SETUSER other on >right allkeys +@all -eval -evalsha", "CONFIG SET requirepass right"} {
 		if _, err := locked.Do(strings.Fields(line)...); err != nil {
