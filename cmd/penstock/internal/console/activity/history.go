@@ -39,6 +39,10 @@ type History struct {
 	rings  map[Series]*ring
 	others map[Series]uint64 // latest values of the counters that have no ring
 	second int64             // of the latest sample
+
+	// The sums of a sample, and their series in the order of the sample. The memory is reused.
+	values map[Series]uint64
+	order  []Series
 }
 
 // A ring has the growth of one counter. Slot i is for the second or minute that is i modulo the
@@ -53,17 +57,29 @@ type ring struct {
 
 // NewHistory makes an empty History.
 func NewHistory() *History {
-	return &History{rings: make(map[Series]*ring), others: make(map[Series]uint64)}
+	return &History{rings: make(map[Series]*ring), others: make(map[Series]uint64), values: make(map[Series]uint64)}
 }
 
-// Sample reads all counters. at is the time since the start. each calls add once for each counter.
-// The growth since the last sample counts for the current second, even if that sample is older than
-// a second. A counter that has become smaller was restarted from zero.
+// Sample reads all counters. at is the time since the start. each calls add for each counter. The
+// values of one Series are added up: limits that differ only by their algorithm have one. The
+// growth since the last sample counts for the current second, even if that sample is older than a
+// second. A counter that has become smaller was restarted from zero.
 func (h *History) Sample(at time.Duration, each func(add func(Series, uint64))) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.second = max(h.second, int64(at/time.Second))
-	each(h.addLocked)
+	clear(h.values)
+	h.order = h.order[:0]
+	each(func(s Series, value uint64) {
+		before, isKnown := h.values[s]
+		if !isKnown {
+			h.order = append(h.order, s)
+		}
+		h.values[s] = before + value
+	})
+	for _, s := range h.order {
+		h.addLocked(s, h.values[s])
+	}
 }
 
 func (h *History) addLocked(s Series, value uint64) {

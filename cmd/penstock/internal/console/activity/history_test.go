@@ -146,6 +146,22 @@ func TestHistoryCountsEveryGrowthOnce(t *testing.T) {
 	})
 }
 
+// The counters of limits that differ only by their algorithm have one Series. Their sum is sampled:
+// otherwise each would look like a restart of the other, and an idle instance would seem busy.
+func TestCountersOfOneSeriesAreAddedUp(t *testing.T) {
+	h, s := NewHistory(), Series{"penstock", "stated", "allowed"}
+	for second, values := range [][]uint64{{20, 3}, {20, 3}, {3, 20}, {25, 3}, {25, 3}} {
+		h.Sample(time.Duration(second)*time.Second, func(add func(Series, uint64)) {
+			for _, v := range values {
+				add(s, v)
+			}
+		})
+	}
+	if got := h.Since(60)[s]; got != 28 {
+		t.Errorf("the growth of two counters that are 25 and 3 is %d; want 28", got)
+	}
+}
+
 func TestHistoryIsBounded(t *testing.T) {
 	h := NewHistory()
 	sample := func(second int, value uint64) {
