@@ -209,6 +209,9 @@ func (s *suggestCommand) print(out io.Writer, r *suggest.Report) error {
 	if n := len(r.Outliers); n > 0 {
 		printable.Fprintf(out, "Outliers, which are not counted above: the first %d. --keep-outliers counts them.\n", n)
 	}
+	if r.IsShort {
+		printable.Fprintf(out, "warning: the log is shorter than the time in which this burst refills, so it does not show what clients need; read a longer one\n")
+	}
 	if r.IsUncertain {
 		printable.Fprintf(out, "warning: %d clients are too few to be sure about a budget of %s; fewer than ten are beyond it\n", r.Identities, s.budget)
 	}
@@ -217,7 +220,7 @@ func (s *suggestCommand) print(out io.Writer, r *suggest.Report) error {
 	}
 	printable.Fprintf(out, "\nSuggested, with a headroom of %g and rounded up:\n\n", r.Headroom)
 	fmt.Fprint(out, printable.Text(s.policy(r.Suggested)))
-	fmt.Fprint(out, "\nWrite it to a file, without the line with shadow, and see whom it would have denied: penstock replay LOG --config rules.yaml\n")
+	fmt.Fprint(out, "\n# Write it to a file, without the line with shadow, and see whom it would have denied: penstock replay LOG --config rules.yaml\n")
 	return nil
 }
 

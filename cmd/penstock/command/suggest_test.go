@@ -51,7 +51,7 @@ func TestHowHighOfTheDocs(t *testing.T) {
 // enforced, it denies the two abusers of the log and no other client.
 func TestSuggestedPolicyDeniesOnlyOutliers(t *testing.T) {
 	_, out, _ := command("suggest", shopLog, "--path", "/**")
-	at, end := strings.Index(out, "rules:\n"), strings.Index(out, "\nWrite it")
+	at, end := strings.Index(out, "rules:\n"), strings.Index(out, "\n# Write it")
 	if at < 0 || end < at {
 		t.Fatalf("there is no policy in\n%s", out)
 	}
@@ -70,7 +70,7 @@ func TestSuggestedPolicyDeniesOnlyOutliers(t *testing.T) {
 func TestSuggestedPolicyIsPerUser(t *testing.T) {
 	log := writeFile(t, "access.log", strings.Repeat(strings.Replace(logLine("192.0.2.2", "08", "/a"), " - - ", " - ann ", 1), 20))
 	_, out, _ := command("suggest", log, "--per", "user", "--keep-outliers")
-	at, end := strings.Index(out, "rules:\n"), strings.Index(out, "\nWrite it")
+	at, end := strings.Index(out, "rules:\n"), strings.Index(out, "\n# Write it")
 	if at < 0 || end < at {
 		t.Fatalf("there is no policy in\n%s", out)
 	}

@@ -71,6 +71,10 @@ type Report struct {
 	// IsUncertain says that there are too few identities for the budget: fewer than ten of them are
 	// beyond it.
 	IsUncertain bool `json:"is_uncertain"`
+
+	// IsShort says that the log is shorter than the time in which the chosen burst refills. So it does
+	// not show whether clients come again meanwhile.
+	IsShort bool `json:"is_short"`
 }
 
 // A Limit is a suggested token bucket.
@@ -230,18 +234,23 @@ func (r *Report) compute(clients []client, all *curve, o Options) {
 }
 
 // choose chooses the point of the frontier that admits least to a client in a minute, and adds the
-// headroom.
+// headroom. Points whose burst refills within the time of the log come first.
 func (r *Report) choose() {
-	name := BudgetName(r.Budget)
+	name, length := BudgetName(r.Budget), r.Log.Last.Sub(r.Log.First).Seconds()
+	isShort := func(p *Point) bool {
+		return float64(p.Bursts[name])*rates[p.at].period.Seconds()/float64(rates[p.at].count) > length
+	}
 	admits := func(p *Point) float64 {
 		return float64(rates[p.at].count)*horizon.Seconds()/rates[p.at].period.Seconds() + float64(p.Bursts[name])
 	}
 	r.Chosen = &r.Frontier[0]
 	for i := range r.Frontier {
-		if p := &r.Frontier[i]; admits(p) < admits(r.Chosen) {
+		p := &r.Frontier[i]
+		if isShort(r.Chosen) && !isShort(p) || isShort(r.Chosen) == isShort(p) && admits(p) < admits(r.Chosen) {
 			r.Chosen = p
 		}
 	}
+	r.IsShort = isShort(r.Chosen)
 	chosen := rate{roundUp(float64(rates[r.Chosen.at].count) * r.Headroom), rates[r.Chosen.at].period}
 	burst := roundUp(float64(r.Chosen.Bursts[name]) * r.Headroom)
 	r.Suggested = &Limit{chosen.String(), max(burst, 1)}

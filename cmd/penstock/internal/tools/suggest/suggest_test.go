@@ -176,6 +176,31 @@ func TestAbusersAreFoundAndOthersPass(t *testing.T) {
 	}
 }
 
+// TestShortLogsAreNotExtrapolated: a log of 20 minutes does not show that a burst that refills in 40
+// hours is enough, because clients come again.
+func TestShortLogsAreNotExtrapolated(t *testing.T) {
+	clients := make(map[string][]time.Time)
+	for i := range 400 { // visits of 20 requests
+		at := start.Add(time.Duration(i) * 3 * time.Second)
+		for range 20 {
+			key := fmt.Sprintf("10.0.%d.%d", i/250, i%250)
+			clients[key] = append(clients[key], at)
+			at = at.Add(2 * time.Second)
+		}
+	}
+	report := suggest(t, clients, Options{Budget: 0.01, Headroom: 1})
+	limit, err := penstock.ParseRate(fmt.Sprintf("%s, burst %d", report.Suggested.Rate, report.Suggested.Burst))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if refill := time.Duration(limit.Burst) * limit.Period / time.Duration(limit.Count); refill > time.Hour || report.IsShort {
+		t.Errorf("%v refills in %v, and the report says that the log is too short: %t; want less than an hour, and false", limit, refill, report.IsShort)
+	}
+	if atOnce := suggest(t, map[string][]time.Time{"192.0.2.1": steady(30, 0)}, Options{Budget: 0.01}); !atOnce.IsShort {
+		t.Errorf("a log of one moment gives %+v; want that it is too short", atOnce.Suggested)
+	}
+}
+
 func TestReportSaysWhatItRestsOn(t *testing.T) {
 	clients := map[string][]time.Time{"192.0.2.1": steady(30, time.Second), "192.0.2.2": steady(3, time.Second)}
 	report := suggest(t, clients, Options{Budget: 0.01})
