@@ -42,7 +42,15 @@ func (c *client) reset() {
 	if c.isAuthenticated {
 		c.setAuthDeadline()
 	}
-	c.respVersion, c.name, c.user, c.isAuthenticated = 2, "", defaultUser, c.server.options.AllowAnonymous
+	c.respVersion, c.name = 2, ""
+	c.setUser(defaultUser, c.server.options.AllowAnonymous)
+}
+
+func (c *client) setUser(name string, isAuthenticated bool) {
+	c.user, c.isAuthenticated = name, isAuthenticated
+	if c.reader.most = maxBeforeAuth; isAuthenticated {
+		c.reader.most = maxBuffer
+	}
 }
 
 // The bounds of what is kept for a client while its commands are executed. While the client does

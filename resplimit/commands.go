@@ -205,7 +205,7 @@ func (c *client) authenticate(user, password []byte) bool {
 		c.reportAuthFailure(wrongPassword)
 		return false
 	}
-	c.user, c.isAuthenticated = string(user), true
+	c.setUser(string(user), true)
 	return true
 }
 

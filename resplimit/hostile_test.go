@@ -89,3 +89,25 @@ func TestHostileInputIsContained(t *testing.T) {
 		t.Errorf("%d inputs got %d replies; want at least 100 and 20,000", len(inputs), replies)
 	}
 }
+
+// A client that has not authenticated cannot make the server keep much. RESET takes the right to
+// long commands away again.
+func TestLongCommandsNeedAuth(t *testing.T) {
+	_, addr := serve(t, memstore.New(memstore.Options{}), nil, Options{Credentials: []Credential{{"", "token"}}})
+	long, auth := encode("ECHO", "a", strings.Repeat("b", maxBulk), strings.Repeat("b", maxBulk), strings.Repeat("b", maxBulk)), encode("AUTH", "token")
+	for text, isOpen := range map[string]bool{
+		long: false, auth + long: true, auth + encode("RESET") + long: false, auth + encode("RESET") + auth + long: true,
+	} {
+		conn, err := net.Dial("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.WriteString(conn, text+encode("PING"))
+		conn.(*net.TCPConn).CloseWrite()
+		replies, _ := io.ReadAll(conn) // a reset is an end too
+		conn.Close()
+		if got := strings.HasSuffix(string(replies), "+PONG\r\n") || strings.Contains(string(replies), "NOAUTH"); got != isOpen {
+			t.Errorf("%.60q… gets %.200q; want a reply to the last command: %t", text, replies, isOpen)
+		}
+	}
+}

@@ -20,6 +20,10 @@ const (
 	maxBuffer = maxArgs*(maxBulk+maxHeader+2) + maxHeader
 
 	minBuffer = 4 << 10 // bytes that an idle connection keeps
+
+	// maxBeforeAuth is the bytes of the longest command before AUTH: an AUTH with the longest password
+	// fits.
+	maxBeforeAuth = 8 << 10
 )
 
 // A protocolError ends a connection. If Redis has the same error, the text is that of Redis.
@@ -37,8 +41,8 @@ const (
 	errQuotes      protocolError = "unbalanced quotes in request"
 )
 
-// errFull cannot happen, because maxBuffer has room for every command within the bounds.
-var errFull = errors.New("resplimit: a command is larger than the buffer")
+// errFull happens only before AUTH: maxBuffer has room for every command within the bounds.
+var errFull = errors.New("resplimit: a command before AUTH is too large")
 
 // A reader reads commands: arrays of bulk strings, or lines of words. A reader holds at most
 // maxBuffer bytes. Its work for a command is linear in the command's bytes, however these arrive.
@@ -47,11 +51,12 @@ type reader struct {
 	buffer     []byte
 	start, end int // buffer[start:end] has been received and not parsed yet
 	scanned    int // how many bytes from start on were searched for a newline
+	most       int // bytes that the buffer may have: maxBuffer, or maxBeforeAuth
 	args       [maxArgs][]byte
 }
 
 func newReader(source io.Reader) *reader {
-	return &reader{source: source, buffer: make([]byte, minBuffer)}
+	return &reader{source: source, buffer: make([]byte, minBuffer), most: maxBuffer}
 }
 
 // fill reads once. It invalidates the arguments that next has returned.
@@ -81,10 +86,10 @@ func (r *reader) makeRoom() error {
 	switch {
 	case r.start > 0:
 		copy(r.buffer, r.buffer[r.start:r.end])
-	case len(r.buffer) >= maxBuffer:
+	case len(r.buffer) >= r.most:
 		return errFull
 	default:
-		larger := make([]byte, min(2*len(r.buffer), maxBuffer))
+		larger := make([]byte, min(2*len(r.buffer), r.most))
 		copy(larger, r.buffer[:r.end])
 		r.buffer = larger
 	}

@@ -157,3 +157,32 @@ func TestRepliesHaveTheFormatOfTheProtocolVersion(t *testing.T) {
 		}
 	}
 }
+
+// Before AUTH, a client cannot make the buffer large, and AUTH with the longest password fits.
+func TestCommandsBeforeAuthAreSmall(t *testing.T) {
+	longest := encode("HELLO", "3", "AUTH", "default", strings.Repeat("p", maxBulk))
+	for name, c := range map[string]struct {
+		text string
+		fits bool
+	}{
+		"AUTH":   {longest, true},
+		"line":   {strings.Repeat("P", 20_000), false},
+		"array":  {encode("SET", strings.Repeat("a", maxBulk), strings.Repeat("b", maxBulk), "c"), false},
+		"second": {longest + longest, true},
+	} {
+		r := newReader(strings.NewReader(c.text))
+		r.most = maxBeforeAuth
+		var err error
+		for err == nil {
+			for args := [][]byte{nil}; args != nil && err == nil; {
+				args, err = r.next()
+			}
+			if err == nil {
+				err = r.fill()
+			}
+		}
+		if fits := err == io.EOF; fits != c.fits || len(r.buffer) > maxBeforeAuth {
+			t.Errorf("%s: a buffer of %d bytes, and %v; want at most %d, and that it fits: %t", name, len(r.buffer), err, maxBeforeAuth, c.fits)
+		}
+	}
+}

@@ -107,7 +107,7 @@ func (a *aclUser) render(rules string) string {
 	case "acl":
 		return line + "\n"
 	case "k8s":
-		return "apiVersion: v1\nkind: Secret\nmetadata:\n  name: redis-acl\nstringData:\n  users.acl: |\n    " + line + "\n"
+		return "apiVersion: v1\nkind: Secret\nmetadata:\n  name: redis-acl\nstringData:\n  users.acl: |\n    user default off\n    " + line + "\n"
 	}
 	return "ACL SETUSER " + a.user + " reset on >SECRET " + rules + "\n"
 }

@@ -65,8 +65,8 @@ func TestServersAcceptWhatACLPrints(t *testing.T) {
 		_, set, _ := command("acl", "--role", role)
 		_, line, _ := command("acl", "--role", role, "--format", "acl", "--user", "other")
 		_, secret, _ := command("acl", "--role", role, "--format", "k8s", "--user", "other")
-		if !strings.HasSuffix(secret, "\n    "+line) || !strings.HasPrefix(secret, "apiVersion: v1\nkind: Secret\n") {
-			t.Errorf("role %s: with --format k8s, acl prints\n%s\nwant a Secret that ends with the line %s", role, secret, line)
+		if !strings.HasSuffix(secret, "\n    user default off\n    "+line) || !strings.HasPrefix(secret, "apiVersion: v1\nkind: Secret\n") {
+			t.Errorf("role %s: with --format k8s, acl prints\n%s\nwant a Secret that turns the user default off and ends with the line %s", role, secret, line)
 		}
 		file := writeFile(t, "users.acl", "user default on nopass ~* &* +@all\n"+line)
 		s := redistest.Start(t, "--aclfile", file)
