@@ -176,8 +176,8 @@ func TestAbusersAreFoundAndOthersPass(t *testing.T) {
 	}
 }
 
-// TestShortLogsAreNotExtrapolated: a log of 20 minutes does not show that a burst that refills in 40
-// hours is enough, because clients come again.
+// TestShortLogsAreNotExtrapolated: a log of 20 minutes does not show that a burst is enough that
+// refills in 40 hours, because clients come again.
 func TestShortLogsAreNotExtrapolated(t *testing.T) {
 	clients := make(map[string][]time.Time)
 	for i := range 400 { // visits of 20 requests
