@@ -237,6 +237,7 @@ func (s *Store) send(ctx context.Context, c *call, script *script) (string, erro
 			s.startLoading(name, early, script, c.keys[0])
 		}
 	}
+	loads := script.loads.Load()
 	for tries := 0; ; tries++ {
 		reply, err := s.client.EvalSha(ctx, script.digest, c.keys, c.args)
 		if err == nil {
@@ -248,6 +249,11 @@ func (s *Store) send(ctx context.Context, c *call, script *script) (string, erro
 		if tries == maxLoadsPerCall {
 			s.loads.missing.Add(1)
 			return s.sendText(ctx, c, script)
+		}
+		if n := script.loads.Load(); n != loads && tries == 0 { // loaded while this call was in flight
+			s.loads.missing.Add(1)
+			loads, early = n, nil
+			continue
 		}
 		var name string
 		pending, isMine := early, false
@@ -296,6 +302,7 @@ func (s *Store) startLoading(name string, pending *pendingLoad, script *script, 
 		s.loads.recordRight(err)
 		if err == nil {
 			s.loads.loaded.Add(1)
+			script.loads.Add(1)
 		}
 		s.loads.end(name, pending, err)
 	}) {

@@ -24,7 +24,8 @@ type script struct {
 	digest     string // as luagen.Digest returns it
 	algorithms []*algorithm.Algorithm
 	kind       kind
-	isUsed     atomic.Bool // it was loaded, or sent for the first time
+	isUsed     atomic.Bool  // it was loaded, or sent for the first time
+	loads      atomic.Int64 // how often it was loaded after a call had been sent
 }
 
 // A kind of script is named after its harness, a template in package luagen.
