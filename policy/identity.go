@@ -161,6 +161,9 @@ func (id *Identity) CanBe(text string) bool {
 // EscapedKey returns the key that a text such as "key:a,b" means: "key:a%2Cb". A value that is
 // escaped already stays. The commas of an AllOf separate its keys.
 func (id *Identity) EscapedKey(text string) string {
+	if _, value, _ := strings.Cut(text, ":"); escape(value) == value { // without an allocation
+		return text
+	}
 	switch {
 	case id.Global, id.Func != nil, text == unknownKey:
 		return text

@@ -38,7 +38,7 @@ func (r *Rules) NoRule(name string) error {
 }
 
 // EvaluateRule finds the charges that the rule with this name makes for a caller who states the key
-// and the cost. A limit whose identity is Global ignores the key. canEnd means that the caller
+// and the cost. The key is one that EscapedKey accepts. A limit whose identity is Global ignores the key. canEnd means that the caller
 // returns slots of in_flight limits, and reports the status for on_status. The allow list, the deny
 // list and new_identities do not apply, and the tier is the last one. No charge has Patience, so
 // nothing waits. An error says why the rule cannot be called, and contains nothing that the caller
@@ -88,9 +88,9 @@ func (l *Limit) lastVariant() *penstock.Plan { return l.Variants[len(l.Variants)
 
 // statedCharge returns the charge for a limit, with the key and the cost that the caller states.
 func (q *request) statedCharge(l *Limit) penstock.Charge {
-	key := q.statedKey
-	if l.Key.Global {
-		key = syntax.GlobalKey
+	key := syntax.GlobalKey
+	if !l.Key.Global {
+		key = l.Key.EscapedKey(q.statedKey)
 	}
 	return penstock.Charge{Key: key, Plan: l.lastVariant(), Cost: q.statedCost, Holder: q.holderOf(l.lastVariant())}
 }

@@ -117,3 +117,22 @@ func TestCallerThatReportsEndsCanCallAnyRule(t *testing.T) {
 		t.Errorf("a call with canEnd of a rule with on_status has %d charges and the error %v; want 2 charges and no error", len(v.Charges), err)
 	}
 }
+
+// A key that a caller states has the counter of the same client over HTTP, whatever its value has.
+func TestStatedKeysAreThoseOfHTTP(t *testing.T) {
+	t.Parallel()
+	rules := namedRules(t, func(s *Spec) { s.Rules[0].Limits[0].Key = &Identity{Kind: "user", Source: Header("X-User")} })
+	for _, value := range []string{"42", "Jörg", "a b", "a,b", "a#1", "100%25", strings.Repeat("z", 140), "a:b", "\xff"} {
+		var v Evaluation
+		if err := rules.EvaluateRule("search", "user:"+value, 1, true, &v); err != nil {
+			t.Errorf("%q: %v", value, err)
+			continue
+		}
+		plain := strings.ReplaceAll(value, "%25", "%")
+		for _, c := range v.Charges {
+			if want := "user:" + escape(plain); c.Key != want && c.Key != "global" {
+				t.Errorf("%q is charged under %q; want %q", value, c.Key, want)
+			}
+		}
+	}
+}
