@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/penstock/penstock"
@@ -38,7 +39,8 @@ func (r *Rules) NoRule(name string) error {
 }
 
 // EvaluateRule finds the charges that the rule with this name makes for a caller who states the key
-// and the cost. The key is one that EscapedKey accepts. A limit whose identity is Global ignores the key. canEnd means that the caller
+// and the cost. The key is one that EscapedKey accepts; an address becomes the key of its client. A
+// limit whose identity is Global ignores the key. canEnd means that the caller
 // returns slots of in_flight limits, and reports the status for on_status. The allow list, the deny
 // list and new_identities do not apply, and the tier is the last one. No charge has Patience, so
 // nothing waits. An error says why the rule cannot be called, and contains nothing that the caller
@@ -63,6 +65,9 @@ func (r *Rules) EvaluateRule(name, key string, cost int64, canEnd bool, v *Evalu
 		}
 		if !l.Key.Global && !l.Key.CanBe(key) {
 			return fmt.Errorf("the limit %s does not count under such a key; write one such as %s", l.Name, l.Key.ExampleKey("42"))
+		}
+		if _, isClient := r.addressKey(l.Key, key); !isClient {
+			return fmt.Errorf("the limit %s counts by address, and the key has none; write one such as ip:192.0.2.7 or ip:2001:db8::/64", l.Name)
 		}
 	}
 	v.request.statedKey, v.request.statedCost, v.request.isStated = key, cost, true
@@ -90,9 +95,26 @@ func (l *Limit) lastVariant() *penstock.Plan { return l.Variants[len(l.Variants)
 func (q *request) statedCharge(l *Limit) penstock.Charge {
 	key := syntax.GlobalKey
 	if !l.Key.Global {
-		key = l.Key.EscapedKey(q.statedKey)
+		key, _ = q.rules.addressKey(l.Key, l.Key.EscapedKey(q.statedKey))
 	}
 	return penstock.Charge{Key: key, Plan: l.lastVariant(), Cost: q.statedCost, Holder: q.holderOf(l.lastVariant())}
+}
+
+// addressKey returns the key of the client that a key with an address stands for: an IPv6 client is
+// its network. Other keys stay. isClient is false if a key by address has no address.
+func (r *Rules) addressKey(id *Identity, key string) (result string, isClient bool) {
+	if i := slices.IndexFunc(id.FirstOf, func(one *Identity) bool { return one.CanBe(key) }); i >= 0 {
+		id = id.FirstOf[i]
+	}
+	if id.Source.Kind != KindAddress || id.AllOf != nil || id.FirstOf != nil || id.Func != nil || key == unknownKey {
+		return key, true
+	}
+	_, value, _ := strings.Cut(key, ":")
+	if address, err := netip.ParseAddr(value); err == nil {
+		return id.Kind + ":" + syntax.AddressText(address, r.spec.IPv4Prefix, r.spec.IPv6Prefix), true
+	}
+	_, err := netip.ParsePrefix(value)
+	return key, err == nil || value == "unix"
 }
 
 // noAttributes are the Attributes of a caller who states a rule or charges.

@@ -136,3 +136,24 @@ func TestStatedKeysAreThoseOfHTTP(t *testing.T) {
 		}
 	}
 }
+
+// An address stands for the client that has it: an IPv6 client is its network.
+func TestStatedAddressesAreThoseOfClients(t *testing.T) {
+	t.Parallel()
+	for _, identity := range []*Identity{ByAddress(), {FirstOf: []*Identity{By("key", Header("X-Key")), ByAddress()}}} {
+		rules := namedRules(t, func(s *Spec) { s.Rules[0].Limits[0].Key = identity })
+		for key, want := range map[string]string{
+			"ip:192.0.2.7": "ip:192.0.2.7", "ip:::ffff:192.0.2.7": "ip:192.0.2.7", "ip:2001:DB8::1": "ip:2001:db8::/64", "ip:2001:db8::2": "ip:2001:db8::/64",
+			"ip:2001:db8::/64": "ip:2001:db8::/64", "ip:unix": "ip:unix", "ip:garbage": "", "ip:127.000.0.1": "", "ip:": "",
+		} {
+			var v Evaluation
+			err := rules.EvaluateRule("search", key, 1, true, &v)
+			switch {
+			case want == "" && (err == nil || !strings.Contains(err.Error(), "write one such as ip:192.0.2.7")):
+				t.Errorf("%s: %v; want an error with an example", key, err)
+			case want != "" && (err != nil || v.Charges[0].Key != want):
+				t.Errorf("%s: %v, %+v; want a charge under %s", key, err, v.Charges, want)
+			}
+		}
+	}
+}
