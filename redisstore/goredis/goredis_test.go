@@ -119,8 +119,8 @@ func TestUsersClientStaysOpenAndItsHooksSeeScripts(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n := hook.sent.Load(); n != 4 { // the first was sent twice, because the server did not know it
-		t.Errorf("3 decisions took %d scripts; want 4", n)
+	if n := hook.sent.Load(); n < 3 || n > 4 { // the first is sent twice if it overtakes the load of its script
+		t.Errorf("3 decisions took %d scripts; want 3 or 4", n)
 	}
 	if words := *hook.words.Load(); words[0] != "evalsha" || words[3] != "ps1{k}hour" || slices.Contains(words, nil) {
 		t.Errorf("a decision is sent as %q; want evalsha with the key ps1{k}hour, and no nil", words)
