@@ -40,11 +40,10 @@ func (r *Rules) NoRule(name string) error {
 
 // EvaluateRule finds the charges that the rule with this name makes for a caller who states the key
 // and the cost. The key is one that EscapedKey accepts; an address becomes the key of its client. A
-// limit whose identity is Global ignores the key. canEnd means that the caller
-// returns slots of in_flight limits, and reports the status for on_status. The allow list, the deny
-// list and new_identities do not apply, and the tier is the last one. No charge has Patience, so
-// nothing waits. An error says why the rule cannot be called, and contains nothing that the caller
-// sent.
+// limit whose identity is Global ignores the key. canEnd means that the caller returns slots of
+// in_flight limits, and reports the status for on_status. The allow list, the deny list and
+// new_identities do not apply, and the tier is the last one. No charge has Patience, so nothing
+// waits. An error says why the rule cannot be called, and contains nothing that the caller sent.
 func (r *Rules) EvaluateRule(name, key string, cost int64, canEnd bool, v *Evaluation) error {
 	v.reset(r, noAttributes{})
 	rule := r.byName[name]

@@ -47,7 +47,7 @@ func invoke[Request, Response any](ctx context.Context, g grpcServer, needs perm
 
 // checkBatchWithinMemory is CheckBatch for a request that grpc-go has decoded.
 func (s *Service) checkBatchWithinMemory(ctx context.Context, r *penstockv1.CheckBatchRequest) (*penstockv1.CheckBatchResponse, error) {
-	held := &reservation{memory: s.options.Memory}
+	held := &heldMemory{memory: s.options.Memory}
 	defer held.release()
 	if size := int64(proto.Size(r)); size > smallCall {
 		if err := held.take(size * memoryPerByte); err != nil {

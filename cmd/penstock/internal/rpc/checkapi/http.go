@@ -67,9 +67,9 @@ func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		writeFailure(w, err)
 		return
 	}
-	var held *reservation
+	var held *heldMemory
 	if isBatch := m.path == batchPath; isBatch || r.ContentLength < 0 || r.ContentLength > smallCall {
-		held = &reservation{memory: s.options.Memory}
+		held = &heldMemory{memory: s.options.Memory}
 		defer held.release() // when the answer has been written
 	}
 	body, status, err := readBody(w, r, held)
@@ -134,7 +134,7 @@ func readQuery(u *url.URL) (hasStatus429 bool, err error) {
 
 // readBody reads the body of a call. held takes memory for a large one. If readBody fails, it
 // returns the status of the response.
-func readBody(w http.ResponseWriter, r *http.Request, held *reservation) (body []byte, status int, err error) {
+func readBody(w http.ResponseWriter, r *http.Request, held *heldMemory) (body []byte, status int, err error) {
 	types := r.Header["Content-Type"]
 	mediaType, parameters := "", map[string]string(nil)
 	if len(types) == 1 {

@@ -38,15 +38,15 @@ var errNoMemory = &failure{
 	code: codes.Unavailable, text: "large calls in flight use all memory of the instance; nothing was charged", retryAfter: unavailableRetry,
 }
 
-// A reservation is what a call has taken from a Memory. Nil stands for a small call without a
+// heldMemory is what a call has taken from a Memory. Nil stands for a small call without a
 // batch.
-type reservation struct {
+type heldMemory struct {
 	memory Memory
 	bytes  int64
 }
 
 // take takes bytes until release. It fails with errNoMemory.
-func (r *reservation) take(bytes int64) error {
+func (r *heldMemory) take(bytes int64) error {
 	if r == nil || r.memory == nil {
 		return nil
 	}
@@ -58,14 +58,14 @@ func (r *reservation) take(bytes int64) error {
 	return nil
 }
 
-func (r *reservation) release() {
+func (r *heldMemory) release() {
 	if r != nil && r.memory != nil {
 		r.memory.Release(r.bytes)
 	}
 }
 
 // takeForAnswers takes what the requests of a batch and their answers need, unless it is little.
-func (s *Service) takeForAnswers(r *penstockv1.CheckBatchRequest, held *reservation) error {
+func (s *Service) takeForAnswers(r *penstockv1.CheckBatchRequest, held *heldMemory) error {
 	if len(r.GetChecks()) > maxBatch {
 		return nil // CheckBatch refuses it
 	}
@@ -89,7 +89,7 @@ func (s *Service) takeForAnswers(r *penstockv1.CheckBatchRequest, held *reservat
 // A meteredBody takes memory for a body while it is read, once more than smallCall bytes were.
 type meteredBody struct {
 	io.Reader
-	held  *reservation
+	held  *heldMemory
 	read  int64
 	taken int64
 }

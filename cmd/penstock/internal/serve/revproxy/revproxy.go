@@ -197,7 +197,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			h.overloaded(w, r)
 			return
 		}
-		defer h.shares.give(address)
+		defer h.shares.release(address)
 	}
 	own, isHTTP1 := w.Header(), r.ProtoMajor == 1
 	if len(own) == 0 && r.ContentLength == 0 && isHTTP1 {

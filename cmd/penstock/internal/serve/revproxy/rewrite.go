@@ -45,7 +45,7 @@ func (h *Handler) rewrite(pr *httputil.ProxyRequest) {
 // the request itself, and those with another path, are removed, unless its peer is trusted.
 // Forwarded (RFC 7239) is never sent: it would lack this hop, and could contradict X-Forwarded-*.
 func (h *Handler) setForwarded(pr *httputil.ProxyRequest) {
-	isTrusted := h.options.IsTrusted != nil && h.options.IsTrusted(pr.In)
+	isTrusted := h.options.IsTrusted(pr.In)
 	for name := range pr.Out.Header {
 		if !isTrusted && (isForwarded(name) || isOtherTarget(name)) {
 			delete(pr.Out.Header, name)

@@ -27,8 +27,8 @@ func (s *shares) take(address netip.Prefix) bool {
 	return true
 }
 
-// give ends a request that take has counted.
-func (s *shares) give(address netip.Prefix) {
+// release ends a request that take has counted.
+func (s *shares) release(address netip.Prefix) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.byAddress[address]--; s.byAddress[address] == 0 {

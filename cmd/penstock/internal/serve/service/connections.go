@@ -128,14 +128,7 @@ type limitedTCP struct {
 	release func()
 }
 
-func (c *limitedTCP) Read(b []byte) (int, error) {
-	n, err := c.socket.Read(b)
-	if noteErr := c.noteRead(n); noteErr != nil {
-		return 0, noteErr
-	}
-	return n, err
-}
-
+func (c *limitedTCP) Read(b []byte) (int, error)  { return c.readFrom(c.socket, b) }
 func (c *limitedTCP) Write(b []byte) (int, error) { return c.socket.Write(b) }
 
 func (c *limitedTCP) Close() error {
@@ -151,14 +144,7 @@ type limitedUnix struct {
 	release func()
 }
 
-func (c *limitedUnix) Read(b []byte) (int, error) {
-	n, err := c.socket.Read(b)
-	if noteErr := c.noteRead(n); noteErr != nil {
-		return 0, noteErr
-	}
-	return n, err
-}
-
+func (c *limitedUnix) Read(b []byte) (int, error)  { return c.readFrom(c.socket, b) }
 func (c *limitedUnix) Write(b []byte) (int, error) { return c.socket.Write(b) }
 
 func (c *limitedUnix) Close() error {

@@ -3,6 +3,7 @@ package service
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"runtime"
@@ -163,6 +164,15 @@ const (
 )
 
 var errNoMemoryForHeader = errors.New("requests in flight use all memory for requests")
+
+// readFrom reads from the socket of the connection, and notes how much.
+func (h *heldMemory) readFrom(socket io.Reader, b []byte) (int, error) {
+	n, err := socket.Read(b)
+	if noteErr := h.noteRead(n); noteErr != nil {
+		return 0, noteErr
+	}
+	return n, err
+}
 
 // noteRead must be called with each number of bytes that are read from the connection. If it fails,
 // the connection must be closed.

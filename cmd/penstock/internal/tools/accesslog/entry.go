@@ -245,10 +245,10 @@ func setHAProxyTime(_ *fieldReader, e *Entry, v string) bool {
 	return err == nil && setTime(e, t, time.Millisecond, false)
 }
 
-// setUnixTime reads the seconds since 1970, with a fraction.
 // leastUnixTime is in 1973. A smaller number is not the time of a request.
 const leastUnixTime = 100_000_000
 
+// setUnixTime reads the seconds since 1970, with a fraction.
 func setUnixTime(_ *fieldReader, e *Entry, v string) bool {
 	whole, fraction, _ := strings.Cut(v, ".")
 	seconds, err := strconv.ParseInt(whole, 10, 64)

@@ -19,13 +19,16 @@ type Format struct {
 // Formats are the formats that are detected, the most specific first.
 func Formats() []Format { return builtIn }
 
+// combined is the format of nginx and Apache with this name.
+const combined = `$remote_addr $ident $remote_user [$time_local] "$request" $status $size "$http_referer" "$http_user_agent"`
+
 var builtIn = []Format{
 	{"envoy", pattern(`[$start_time] "$request" $status $flags $received $sent $duration_ms $upstream_time "$http_x_forwarded_for" "$http_user_agent" "$request_id" "$host" "$upstream"`)},
 	{"alb", pattern(`$type $ended $elb $remote_addr $target $request_time $target_time $response_time $status $target_status $received $sent "$request" "$http_user_agent" $cipher $protocol $group "$trace" "$domain" "$certificate" $priority $start_time `)},
 	{"haproxy", haproxy},
-	{"vhost-combined", pattern(`$host $remote_addr $ident $remote_user [$time_local] "$request" $status $size "$http_referer" "$http_user_agent"`)},
-	{"combined-msec", pattern(`$remote_addr $ident $remote_user [$time_local] "$request" $status $size "$http_referer" "$http_user_agent" $msec`)},
-	{"combined", pattern(`$remote_addr $ident $remote_user [$time_local] "$request" $status $size "$http_referer" "$http_user_agent"`)},
+	{"vhost-combined", pattern("$host " + combined)},
+	{"combined-msec", pattern(combined + " $msec")},
+	{"combined", pattern(combined)},
 	{"common", pattern(`$remote_addr $ident $remote_user [$time_local] "$request" $status $size`)},
 	{"json", parseJSON},
 }
