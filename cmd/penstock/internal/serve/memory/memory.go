@@ -31,6 +31,9 @@ func Size(unlimited int64) int64 {
 	return unlimited
 }
 
+// Size returns how many bytes all requests in flight may take together.
+func (b *Budget) Size() int64 { return b.size }
+
 // Take takes bytes. It returns false, and takes nothing, if so many are not left.
 func (b *Budget) Take(bytes int64) bool {
 	if b.taken.Add(bytes) > b.size {

@@ -16,17 +16,17 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/reflection"
 	"google.golang.org/grpc/status"
-	"google.golang.org/grpc/tap"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyrls"
+	_ "github.com/penstock/penstock/cmd/penstock/internal/serve/grpcqueue"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
 	"github.com/penstock/penstock/cmd/penstock/internal/text/redact"
@@ -73,7 +73,9 @@ const rlsService, rlsHealthName = "envoy.service.ratelimit.v3.RateLimitService",
 
 // newGRPC makes the server for gRPC clients.
 func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, error) {
-	calls := &grpcCalls{service: s, messageTimeout: s.Settings.HeaderTimeout, maxOpenStreams: s.Settings.MaxConnections, ending: make(chan struct{})}
+	calls := &grpcCalls{service: s, messageTimeout: s.Settings.HeaderTimeout, maxOpenStreams: s.Settings.MaxConnections, ending: make(chan struct{}), methods: make(map[string]bool)}
+	calls.slow.places = max(maxSlowRestricted, s.memory.Size()/4/maxMessage)
+	calls.slowRestricted.places = maxSlowRestricted
 	options := []grpc.ServerOption{
 		grpc.ConnectionTimeout(s.Settings.HeaderTimeout),
 		grpc.MaxConcurrentStreams(maxStreams),
@@ -99,22 +101,32 @@ func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, err
 		authenticate = nil // all callers are accepted
 	}
 	options = append(options, grpc.InTapHandle(calls.checkBeforeReading(authenticate)))
+	transport := insecure.NewCredentials()
 	if config != nil {
-		options = append(options, grpc.Creds(credentials.NewTLS(config)))
+		transport = credentials.NewTLS(config)
 	}
+	options = append(options, grpc.Creds(connectionCredentials{transport}))
 	grpcServer := grpc.NewServer(options...)
+	registrar := callRegistrar{grpcServer}
 	for _, register := range grpcServices {
-		if err := register(s, grpcServer); err != nil {
+		if err := register(s, registrar); err != nil {
 			return nil, err
 		}
 	}
 	if s.testHooks.services != nil {
-		s.testHooks.services(grpcServer)
+		s.testHooks.services(registrar)
 	}
 	names := slices.Sorted(maps.Keys(grpcServer.GetServiceInfo()))
 	healthServer := s.newHealth(names)
-	healthpb.RegisterHealthServer(grpcServer, healthServer)
+	healthpb.RegisterHealthServer(registrar, healthServer)
 	reflection.Register(grpcServer) // the schemas are public; the calls need the token
+	info := grpcServer.GetServiceInfo()
+	calls.services = strings.Join(slices.Sorted(maps.Keys(info)), ", ")
+	for name, info := range info {
+		for _, method := range info.Methods {
+			calls.methods["/"+name+"/"+method.Name] = true
+		}
+	}
 
 	var allCodes []string
 	for code := codes.OK; code <= codes.Unauthenticated; code++ {
@@ -174,155 +186,13 @@ type grpcCalls struct {
 	counts  metrics.GRPCCalls
 	ending  chan struct{} // closed when the server shuts down
 
-	messageTimeout time.Duration // how long a client may take to send its message
-	slow           slowMessages  // of restricted methods
-	openStreams    atomic.Int64  // streams of restricted methods
-	maxOpenStreams int64         // at most this many openStreams
-}
-
-// isRestricted reports whether a connection may have only a few calls of a method open: health
-// checks and reflection. Health checks need no token, and clients keep streams of both open. So
-// without a bound, few clients could fill the memory.
-func isRestricted(method string) bool {
-	name := serviceName(method)
-	return name == healthService || strings.HasPrefix(name, reflectionServices)
-}
-
-// reflectionServices is the prefix of the names of all versions of the reflection service.
-const reflectionServices = "grpc.reflection."
-
-const (
-	// maxRestricted is how many calls of restricted methods a connection may have open.
-	maxRestricted = 16
-
-	// maxRestrictedMessage is the size in bytes of the largest message of a restricted method. It
-	// holds the name of a service or a symbol.
-	maxRestrictedMessage = 4 << 10
-
-	// maxSlowMessages is how many messages of restricted methods may be incomplete for longer than
-	// slowMessage, in the whole process. grpc-go has one limit for the messages of all methods, and
-	// keeps up to maxMessage bytes of each until it is complete.
-	maxSlowMessages = 32
-	slowMessage     = 200 * time.Millisecond
-)
-
-// openRestricted counts the open calls of restricted methods of each connection, by the address of
-// its client.
-type openRestricted struct {
-	mu           sync.Mutex
-	byConnection map[net.Addr]int
-}
-
-// add counts a call until ctx, the call's context, ends. It returns false if the connection already
-// has maxRestricted open.
-func (p *openRestricted) add(ctx context.Context, connection net.Addr) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.byConnection[connection] >= maxRestricted {
-		return false
-	}
-	p.byConnection[connection]++
-	context.AfterFunc(ctx, func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		if p.byConnection[connection]--; p.byConnection[connection] == 0 {
-			delete(p.byConnection, connection)
-		}
-	})
-	return true
-}
-
-// checkBeforeReading returns a function that authenticates a call before its message is read,
-// unless authenticate is nil. It also bounds the open calls of restricted methods, and how long
-// the messages of all calls may take.
-func (c *grpcCalls) checkBeforeReading(authenticate authenticator) tap.ServerInHandle {
-	open := &openRestricted{byConnection: make(map[net.Addr]int)}
-	return func(ctx context.Context, info *tap.Info) (_ context.Context, err error) {
-		defer func() { // grpc-go calls this function in the goroutine of the connection
-			if value := recover(); value != nil {
-				panicked.Report("a gRPC call is authenticated", value)
-				err = status.Error(codes.Internal, panicked.Message)
-			}
-		}()
-		var address net.Addr
-		if p, ok := peer.FromContext(ctx); ok {
-			address = p.Addr
-		}
-		wait := c.waitForMessage
-		if isRestricted(info.FullMethodName) {
-			wait = c.waitForRestrictedMessage
-		}
-		ctx = limitMessage(ctx, wait)
-		if isRestricted(info.FullMethodName) && !open.add(ctx, address) {
-			return ctx, status.Errorf(codes.ResourceExhausted, "this connection has %d health checks and reflection calls open; end one of them first", maxRestricted)
-		}
-		if authenticate == nil {
-			return ctx, nil
-		}
-		return ctx, authenticate(info.FullMethodName, info.Header.Get("authorization"), address)
-	}
-}
-
-// limitMessage returns the context of a call. wait bounds how long its message may take. It gets
-// the function that cancels the call. It returns a function to call when the message has come or
-// the call ends.
-func limitMessage(ctx context.Context, wait func(cancel func()) (end func())) context.Context {
-	ctx, cancel := context.WithCancel(ctx)
-	end := wait(cancel)
-	unwatch := context.AfterFunc(ctx, end) // the client may reset the call
-	return context.WithValue(ctx, messageTimer{}, func() {
-		end()
-		unwatch() // otherwise the end of the call starts a goroutine
-	})
-}
-
-// waitForMessage calls cancel after messageTimeout, unless end is called before.
-func (c *grpcCalls) waitForMessage(cancel func()) (end func()) {
-	timer := time.AfterFunc(c.messageTimeout, cancel)
-	return func() { timer.Stop() }
-}
-
-// waitForRestrictedMessage is waitForMessage for a message of a restricted method. It also calls
-// cancel if the message is slow, and maxSlowMessages others are.
-func (c *grpcCalls) waitForRestrictedMessage(cancel func()) (end func()) {
-	return c.slow.wait(cancel, c.messageTimeout)
-}
-
-// slowMessages counts the messages of restricted methods that are incomplete after slowMessage.
-type slowMessages struct {
-	mu    sync.Mutex
-	count int
-}
-
-// wait calls cancel unless end is called in time: within timeout, or within slowMessage if there
-// are maxSlowMessages already.
-func (s *slowMessages) wait(cancel func(), timeout time.Duration) (end func()) {
-	var isSlow, hasEnded bool // guarded by s.mu
-	var timer *time.Timer
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	timer = time.AfterFunc(min(slowMessage, timeout), func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		switch {
-		case hasEnded:
-		case isSlow || s.count >= maxSlowMessages:
-			cancel()
-		default:
-			isSlow = true
-			s.count++
-			timer.Reset(max(0, timeout-slowMessage))
-		}
-	})
-	return func() {
-		timer.Stop()
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if isSlow && !hasEnded {
-			s.count--
-		}
-		hasEnded = true
-	}
+	methods        map[string]bool // all methods that a client may call, such as /p.S/M
+	services       string          // their services
+	messageTimeout time.Duration   // how long a client may take to send its message
+	slow           slowMessages    // of methods that are not restricted
+	slowRestricted slowMessages    // of restricted methods
+	openStreams    atomic.Int64    // streams of restricted methods
+	maxOpenStreams int64           // at most this many openStreams
 }
 
 // checkRestrictedSize returns an error if a message of a restricted method is too large.
@@ -331,17 +201,6 @@ func checkRestrictedSize(message any) error {
 		return status.Errorf(codes.ResourceExhausted, "the message has %d bytes; a health check or a reflection call may have %d", proto.Size(m), maxRestrictedMessage)
 	}
 	return nil
-}
-
-// messageTimer is the key under which a context has the function that stops the timer of
-// limitMessage.
-type messageTimer struct{}
-
-// messageArrived says that the whole message of a call is there.
-func messageArrived(ctx context.Context) {
-	if stop, ok := ctx.Value(messageTimer{}).(func()); ok {
-		stop()
-	}
 }
 
 // An authenticator returns an error if the values of a call's authorization header do not permit
@@ -380,7 +239,7 @@ func (c *grpcCalls) newAuthenticator(tokens ...[]byte) authenticator {
 // interceptUnary handles all calls that are not streams, with metrics, spans and recovery from
 // panics.
 func (c *grpcCalls) interceptUnary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (answer any, err error) {
-	messageArrived(ctx)
+	callIn(ctx).end()
 	c.service.inFlight.Add(1)
 	endSpan := noSpan
 	defer func() { // before a header of the client is read
@@ -414,7 +273,12 @@ func firstValue(values []string) string {
 // forever, so they do not count as in flight. When the server shuts down, reflection ends
 // immediately. A health check ends after it has sent NOT_SERVING.
 func (c *grpcCalls) interceptStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
-	defer func() { err = c.finish(info.FullMethod, recover(), err) }()
+	call := callIn(stream.Context())
+	call.begin()
+	defer func() {
+		err = c.finish(info.FullMethod, recover(), err)
+		call.finish()
+	}()
 	if !isRestricted(info.FullMethod) {
 		c.service.inFlight.Add(1)
 		defer c.service.inFlight.Add(-1)
@@ -466,8 +330,10 @@ func (s *openStream) SendMsg(message any) error {
 
 // RecvMsg bounds the size of each message, and how long it may take.
 func (s *openStream) RecvMsg(message any) error {
-	if s.hasMessage { // the first message has the timer of limitMessage
-		defer s.calls.waitForRestrictedMessage(s.cancel)()
+	if s.hasMessage { // the first message has the timer of its grpcCall
+		timer := new(messageTimer)
+		timer.start(s.ctx, &s.calls.slowRestricted, s.calls.messageTimeout, s.cancel, func() {})
+		defer timer.end()
 	}
 	received := make(chan error, 1)
 	go func() { received <- s.ServerStream.RecvMsg(message) }() // it ends with the handler at the latest
@@ -476,7 +342,7 @@ func (s *openStream) RecvMsg(message any) error {
 		if err != nil {
 			return err
 		}
-		messageArrived(s.ctx)
+		callIn(s.ctx).end()
 		s.hasMessage = true
 		return checkRestrictedSize(message)
 	case <-s.ctx.Done():

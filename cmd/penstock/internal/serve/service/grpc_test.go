@@ -22,11 +22,13 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
 	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/penstock/penstock/cmd/penstock/internal/serve/memory"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/telemetry"
 	"github.com/penstock/penstock/cmd/penstock/internal/testing/logbuffer"
@@ -268,12 +270,20 @@ func TestPanicEndsOneGRPCCallOnly(t *testing.T) {
 	}
 }
 
+// contextOfCall returns a context as a call of c has it whose message has come.
+func contextOfCall(ctx context.Context, c *grpcCalls) context.Context {
+	call := &grpcCall{calls: c, connection: new(grpcConnection)}
+	ctx = call.start(ctx)
+	call.end()
+	return ctx
+}
+
 // grpc-go runs interceptors and taps in goroutines of its own, which recover from nothing.
 func TestPanicBeforeTheHandlerIsAnError(t *testing.T) {
 	counts := metrics.New("", nil, 0).AddGRPC([]string{"a.B"}, []string{"Internal"}, func() int { return 0 })
 	log := new(logbuffer.Buffer)
 	c := &grpcCalls{service: &service{Options: Options{Log: log.Logger()}, telemetry: new(telemetry.Telemetry)}, counts: counts}
-	_, err := c.interceptUnary(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: "/a.B/C"}, func(context.Context, any) (any, error) {
+	_, err := c.interceptUnary(contextOfCall(t.Context(), c), nil, &grpc.UnaryServerInfo{FullMethod: "/a.B/C"}, func(context.Context, any) (any, error) {
 		t.Error("the handler is called; want a panic of the telemetry before that")
 		return nil, nil
 	})
@@ -281,7 +291,8 @@ func TestPanicBeforeTheHandlerIsAnError(t *testing.T) {
 		t.Errorf("a panic of the telemetry becomes %v, with %d calls in flight; want INTERNAL, and 0", err, c.service.inFlight.Load())
 	}
 	check := c.checkBeforeReading(func(string, []string, net.Addr) error { panic("this is a test") })
-	if _, err := check(t.Context(), &tap.Info{FullMethodName: "/a.B/C"}); status.Code(err) != codes.Internal {
+	ctx := peer.NewContext(t.Context(), new(peer.Peer))
+	if _, err := check(ctx, &tap.Info{FullMethodName: "/a.B/C"}); status.Code(err) != codes.Internal {
 		t.Errorf("a panic while a call is authenticated becomes %v; want INTERNAL", err)
 	}
 }
@@ -595,15 +606,21 @@ func TestHealthChecksAndReflectionWithoutAMessageEnd(t *testing.T) {
 	}
 }
 
-// At most maxSlowMessages messages of health checks and reflection may take long. Further ones end
-// after slowMessage, and those that come at once are not counted.
-func TestSlowHealthChecksAreBounded(t *testing.T) {
+// At most so many messages as there are places may take long. Further ones end after slowMessage,
+// and those that come at once are not counted.
+func TestSlowMessagesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const timeout = 5 * time.Second
-		var slow slowMessages
+		const timeout, places = 5 * time.Second, 32
+		slow := slowMessages{places: places}
 		var canceled atomic.Int64
-		var ends []func()
-		wait := func() { ends = append(ends, slow.wait(func() { canceled.Add(1) }, timeout)) }
+		var timers []*messageTimer
+		wait := func() *messageTimer {
+			timer := new(messageTimer)
+			ctx, cancel := context.WithCancel(t.Context())
+			timer.start(ctx, &slow, timeout, func() { cancel(); canceled.Add(1) }, func() {})
+			timers = append(timers, timer)
+			return timer
+		}
 		expect := func(when string, want int64) {
 			t.Helper()
 			synctest.Wait()
@@ -611,28 +628,28 @@ func TestSlowHealthChecksAreBounded(t *testing.T) {
 				t.Fatalf("%s, %d calls are canceled; want %d", when, canceled, want)
 			}
 		}
-		for range 10 * maxSlowMessages {
-			slow.wait(func() { canceled.Add(1) }, timeout)() // the message comes at once
+		for range 10 * places {
+			wait().end() // the message comes at once
 		}
-		for range maxSlowMessages + 3 {
+		for range places + 3 {
 			wait()
 		}
 		expect("at once", 0)
 		time.Sleep(slowMessage)
 		expect("after slowMessage", 3)
-		for _, end := range ends { // the first canceled ones end too
-			end()
-			end() // counts once
+		for _, timer := range timers { // the first canceled ones end too
+			timer.end()
+			timer.end() // counts once
 		}
 		time.Sleep(timeout)
 		expect("after the messages have come", 3)
-		for range maxSlowMessages + 1 {
+		for range places + 1 {
 			wait()
 		}
 		time.Sleep(slowMessage)
 		expect("with free places", 3+1)
 		time.Sleep(timeout - slowMessage)
-		expect("after the timeout", 3+1+maxSlowMessages)
+		expect("after the timeout", 3+1+places)
 	})
 }
 
@@ -663,8 +680,9 @@ func TestHealthChecksEndAfterTheirLastStatus(t *testing.T) {
 		for _, method := range []string{"/" + healthService + "/Watch", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"} {
 			noConnections := func() int { return 0 }
 			counts := metrics.New("test", nil, 80).AddGRPC([]string{serviceName(method)}, []string{codes.OK.String()}, noConnections)
-			calls := &grpcCalls{counts: counts, maxOpenStreams: 1, ending: make(chan struct{})}
-			err := calls.interceptStream(nil, discardStream{ctx: ctx}, &grpc.StreamServerInfo{FullMethod: method}, func(_ any, stream grpc.ServerStream) error {
+			s := &service{memory: memory.New(0, func() {})}
+			calls := &grpcCalls{service: s, counts: counts, maxOpenStreams: 1, ending: make(chan struct{})}
+			err := calls.interceptStream(nil, discardStream{ctx: contextOfCall(ctx, calls)}, &grpc.StreamServerInfo{FullMethod: method}, func(_ any, stream grpc.ServerStream) error {
 				send := func(status healthpb.HealthCheckResponse_ServingStatus) error {
 					return stream.SendMsg(&healthpb.HealthCheckResponse{Status: status})
 				}

@@ -4,14 +4,19 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"fmt"
 	"net"
 	"runtime"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/penstock/penstock/internal/testing/eventually"
 )
@@ -182,6 +187,88 @@ func TestRapidResetsKeepFewGRPCCallsInFlight(t *testing.T) {
 	if n := most.Load(); n > maxStreams {
 		t.Errorf("%d handlers ran at the same time; want at most %d", n, maxStreams)
 	}
+}
+
+// Clients may send calls that are refused, and read nothing. When the answers fill the buffers of
+// the network, the service stops to read; see package grpcqueue.
+func TestUnreadRefusalsOfGRPCCallsTakeLittleMemory(t *testing.T) {
+	const connections, calls = 2, 100_000
+	const bound = 12 << 20              // bytes in the service and in the clients
+	large := strings.Repeat("x", 1<<10) // fills the buffers of the network
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0"}, withEcho(capitalize))
+	before := inUse()
+	sent := 0
+	for range connections {
+		c := r.frames()
+		c.Conn.(*net.TCPConn).SetReadBuffer(4 << 10)
+		for i := range uint32(calls) {
+			c.begin(1+2*i, fmt.Sprintf("/%s/%d", large, i)) // the answer has it too
+			sent++
+			if c.buffer.Available() > 2<<10 {
+				continue
+			}
+			c.SetWriteDeadline(time.Now().Add(500 * time.Millisecond))
+			if c.buffer.Flush() != nil {
+				break // the service reads no more
+			}
+		}
+	}
+	used := inUse() - before
+	t.Logf("counted: %d unread refusals of gRPC calls (they take %d KB)", sent, used>>10)
+	if sent == connections*calls {
+		t.Error("the service reads all calls; want that it waits until their answers are read")
+	}
+	if used > bound {
+		t.Errorf("%d unread refusals take %d bytes; want at most %d", sent, used, bound)
+	}
+}
+
+// Calls without a message take memory from the budget. The next call is refused, also by another
+// connection, until some have ended.
+func TestGRPCCallsTakeBoundedMemory(t *testing.T) {
+	const calls = 100
+	const large = 8 << 10 // bytes of a header
+	// Each call has three headers. Their text counts twice.
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0"}, withEcho(capitalize), withMemory(calls*(memoryOfGRPCCall+3*memoryOfField+2*large+150)))
+	c := r.frames()
+	for i := range uint32(calls) {
+		c.begin(1+2*i, echoMethod, "large", strings.Repeat("x", large))
+	}
+	c.begin(1+2*calls, echoMethod)
+	c.flush()
+	if got, want := c.outcome(1+2*calls), strconv.Itoa(int(codes.Unavailable)); got != want {
+		t.Errorf("a call beyond the budget has the outcome %q; want status %s", got, want)
+	}
+	if _, err := say(callContext(t), r.grpcClient(nil), "x"); status.Code(err) != codes.Unavailable {
+		t.Errorf("the call of another connection ends with %v; want UNAVAILABLE", err)
+	}
+	for i := range uint32(calls) {
+		c.WriteRSTStream(1+2*i, http2.ErrCodeCancel)
+	}
+	c.flush()
+	r.awaitNoMemory()
+	if answer, err := say(callContext(t), r.grpcClient(nil), "x"); answer != "X" {
+		t.Errorf("after the calls have ended, the response is %q (error %v); want X", answer, err)
+	}
+}
+
+// grpc-go answers calls with an unknown compression without a handler. Their memory is released,
+// and a connection with many of them takes no more than others.
+func TestGRPCCallsWithoutAHandlerReleaseTheirMemory(t *testing.T) {
+	const calls = 1000
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0"}, withEcho(capitalize), withMemory(2*maxStreams*memoryOfGRPCCall))
+	c := r.frames()
+	for i := range uint32(calls) {
+		c.begin(1+2*i, echoMethod, "grpc-encoding", "unknown")
+		c.flush()
+		if got, want := c.outcome(1+2*i), strconv.Itoa(int(codes.Unimplemented)); got != want {
+			t.Fatalf("call %d with an unknown compression has the outcome %q; want status %s", i+1, got, want)
+		}
+	}
+	if answer, err := say(callContext(t), r.grpcClient(nil), "x"); answer != "X" {
+		t.Errorf("beside calls with an unknown compression, the response is %q (error %v); want X", answer, err)
+	}
+	r.awaitNoMemory()
 }
 
 // A client may send frames that are no calls, and read nothing. The service keeps little for it,
