@@ -229,13 +229,15 @@ func (w *schemaWriter) object(m protoreflect.MessageDescriptor, description stri
 }
 
 // addMessage adds the schema of a message with all its fields. A response always contains the
-// fields without presence, so they are required.
+// fields without presence, so they are required. It contains its decision unless it can have an
+// error instead.
 func (w *schemaWriter) addMessage(m protoreflect.MessageDescriptor, isAnswer bool) {
 	var names []string
+	canFail := m.Fields().ByName("error") != nil
 	for i := range m.Fields().Len() {
 		f := m.Fields().Get(i)
 		name := string(f.Name())
-		if isAnswer && !f.HasPresence() {
+		if isAnswer && (!f.HasPresence() || name == "decision" && !canFail) {
 			name = "!" + name
 		}
 		names = append(names, name)

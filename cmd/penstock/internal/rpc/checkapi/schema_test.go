@@ -106,7 +106,14 @@ func checkValue(schema map[string]any, value any, at string) error {
 
 // checkValue finds errors in responses.
 func TestSchemaCheckFindsWrongResponses(t *testing.T) {
-	schema := map[string]any{"$ref": "#/components/schemas/AcquireResponse"}
+	schema := map[string]any{
+		"type": "object", "additionalProperties": false, "required": []any{"id", "expires_in_ms"},
+		"properties": map[string]any{
+			"id":            map[string]any{"type": "string"},
+			"expires_in_ms": map[string]any{"type": "integer", "minimum": float64(0)},
+			"decision":      map[string]any{"$ref": "#/components/schemas/Decision"},
+		},
+	}
 	for text, want := range map[string]string{
 		`{"id":"a","expires_in_ms":1}`:                            "",
 		`{"id":"a"}`:                                              "lacks the field expires_in_ms",
