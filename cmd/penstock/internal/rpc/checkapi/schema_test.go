@@ -111,7 +111,7 @@ func TestSchemaCheckFindsWrongResponses(t *testing.T) {
 		"properties": map[string]any{
 			"id":            map[string]any{"type": "string"},
 			"expires_in_ms": map[string]any{"type": "integer", "minimum": float64(0)},
-			"decision":      map[string]any{"$ref": "#/components/schemas/Decision"},
+			"decision":      map[string]any{"$ref": "#/components/schemas/CheckResponse"},
 		},
 	}
 	for text, want := range map[string]string{
