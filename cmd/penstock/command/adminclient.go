@@ -112,8 +112,10 @@ func (a *admin) errRefused(status int, text []byte) error {
 	switch status {
 	case http.StatusUnauthorized:
 		code, hint = exitInvalid, " (set PENSTOCK_OPERATOR_TOKEN or PENSTOCK_OPERATOR_TOKEN_FILE)"
-	case http.StatusForbidden, http.StatusInternalServerError:
+	case http.StatusForbidden:
 		code = exitInvalid
+	case http.StatusInternalServerError: // such as an audit file on a full disk
+		code = exitInternal
 	case http.StatusServiceUnavailable:
 		code = exitUnreachable
 	}

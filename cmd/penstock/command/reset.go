@@ -156,12 +156,15 @@ func (r *resetCommand) run(c *cobra.Command, k *keyStore) error {
 	line := newAudit(&k.settings, k.key, r.reason)
 	auditWriters := []io.Writer{c.ErrOrStderr()}
 	if k.settings.AuditFile != "" {
+		source := k.settings.Source("audit-file")
 		file, err := audit.Open(k.settings.AuditFile)
-		if intent := line.Intent(before); err == nil && len(intent.Limits) > 0 {
-			_, err = file.Write(intent.JSON())
-		}
 		if err != nil {
-			return fmt.Errorf("%w: audit-file (%s): %w; nothing was reset", settings.ErrInvalid, k.settings.Source("audit-file"), err)
+			return fmt.Errorf("%w: audit-file (%s): %w; nothing was reset", settings.ErrInvalid, source, err)
+		}
+		if intent := line.Intent(before); len(intent.Limits) > 0 {
+			if _, err := file.Write(intent.JSON()); err != nil { // such as a full disk
+				return fmt.Errorf("audit-file (%s): %w; nothing was reset", source, err)
+			}
 		}
 		auditWriters = append(auditWriters, file)
 	}

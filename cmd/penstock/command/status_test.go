@@ -2,6 +2,7 @@ package command
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"html"
 	"io"
@@ -953,6 +954,16 @@ func TestMaskedKeyIsNoRef(t *testing.T) {
 			if code != exitUsage || !strings.Contains(errors, ref+" is of a masked key, and no ref; a ref has 16 digits") {
 				t.Errorf("%s --ref %s: exit status %d, %s; want %d, and what a ref is", line, ref, code, errors, exitUsage)
 			}
+		}
+	}
+}
+
+// The exit status says what to mend: a full disk of the instance is no wrong token.
+func TestExitStatusOfRefusals(t *testing.T) {
+	for status, want := range map[int]int{400: exitUsage, 401: exitInvalid, 403: exitInvalid, 500: exitInternal, 503: exitUnreachable} {
+		var failure *statusError
+		if err := new(admin).errRefused(status, []byte("{}")); !errors.As(err, &failure) || failure.status != want {
+			t.Errorf("the answer %d makes the error %v; want the exit status %d", status, err, want)
 		}
 	}
 }
