@@ -46,7 +46,7 @@ func newRoot(algorithms []*algorithm.Algorithm) *cobra.Command {
 		Use:   "penstock",
 		Short: "A rate limiter for HTTP APIs",
 		Long: "penstock limits requests to HTTP APIs. All instances share one set of counters in Redis or Valkey;\na single instance can count in memory.\n\n" +
-			"Exit status: 0 ok, 1 another error, 2 wrong usage, 3 request denied, 4 invalid configuration or token, 5 store unreachable,\n6 penstock doctor has found a problem, a case of penstock test has failed, or --fail-if of penstock replay holds.",
+			"Exit status: 0 ok, 1 another error, 2 wrong usage, 3 request denied, 4 invalid configuration or token, 5 store unreachable,\n6 penstock doctor has found a problem, a case of penstock test has failed, or --fail-if of\npenstock replay or penstock load holds.",
 		Example:       "  penstock serve --demo\n  penstock validate rules.yaml\n  penstock serve --config rules.yaml --upstream http://localhost:3000",
 		Version:       version(),
 		SilenceUsage:  true,
@@ -56,6 +56,7 @@ func newRoot(algorithms []*algorithm.Algorithm) *cobra.Command {
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return withStatus(exitUsage, explainFlagError(c, err)) })
 	root.AddCommand(newServe(algorithms), newValidate(algorithms), newExplain(algorithms), newMigrate(), newRatelimit(algorithms), newStatus(algorithms), newReset(algorithms),
 		newTop(), newDenials(), newDoctor(algorithms), newACL(), newHealthcheck(), newSchema(), newVersion(),
-		newTest(algorithms), newInit(), newSize(algorithms), newSimulate(algorithms), newReplay(algorithms), newSuggest())
+		newTest(algorithms), newInit(), newSize(algorithms), newSimulate(algorithms), newReplay(algorithms), newSuggest(),
+		newLoad())
 	return root
 }

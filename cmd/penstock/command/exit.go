@@ -21,7 +21,7 @@ const (
 	exitDenied      = 3 // a request would be denied, or there was nothing to reset
 	exitInvalid     = 4 // the configuration or a token is wrong
 	exitUnreachable = 5 // the store or an instance gives no answer
-	exitProblem     = 6 // doctor has found a problem, a case of penstock test has failed, or --fail-if of replay holds
+	exitProblem     = 6 // doctor has found a problem, a case of penstock test has failed, or --fail-if of replay or load holds
 )
 
 // A statusError is an error with an exit status. If it has no cause, nothing is printed, because

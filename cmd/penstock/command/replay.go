@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"regexp"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -82,7 +81,7 @@ func (r *replayCommand) run(c *cobra.Command, logs []string, algorithms []*algor
 		err = fmt.Errorf("--identities is %q; write masked or full", wording.Clip(r.identities))
 	}
 	if err == nil && r.failIf != "" {
-		limit, err = readThreshold(r.failIf)
+		limit, err = readThreshold(r.failIf, []string{"denied", "denied_identities", "rejected_lines"}, nil)
 	}
 	if err == nil && r.format != "" {
 		format, err = accesslog.NewFormat(r.format)
@@ -127,52 +126,21 @@ func (r *replayCommand) run(c *cobra.Command, logs []string, algorithms []*algor
 	} else {
 		err = printReplay(c.OutOrStdout(), report)
 	}
-	if err == nil && limit != nil && limit.isExceeded(report) {
-		fmt.Fprintf(c.ErrOrStderr(), "penstock: --fail-if %s holds\n", printable.Line(r.failIf))
-		return statusOnly(exitProblem)
+	if err == nil && limit != nil && isExceeded(limit, report) {
+		return limit.holds(c.ErrOrStderr())
 	}
 	return err
 }
 
-// A threshold is a number of a report that must not be exceeded.
-type threshold struct {
-	name     string
-	most     float64
-	isShare  bool // most is in percent
-	hasEqual bool // most itself is too much
-}
-
-var thresholdForm = regexp.MustCompile(`^\s*([a-z_]+)\s*(>=?)\s*([0-9]+(?:\.[0-9]+)?)\s*(%?)\s*$`)
-
-func readThreshold(text string) (*threshold, error) {
-	names := []string{"denied", "denied_identities", "rejected_lines"}
-	m := thresholdForm.FindStringSubmatch(text)
-	if m == nil {
-		return nil, fmt.Errorf("--fail-if is %q; write a count, > and a number, as in 'denied > 1%%'", wording.Clip(text))
-	}
-	t := &threshold{name: m[1], hasEqual: m[2] == ">=", isShare: m[4] == "%"}
-	t.most, _ = strconv.ParseFloat(m[3], 64)
-	for _, n := range names {
-		if n == t.name {
-			return t, nil
-		}
-	}
-	return nil, fmt.Errorf("--fail-if has no count %q; %s", wording.Clip(m[1]), wording.Suggest(m[1], names))
-}
-
-func (t *threshold) isExceeded(r *replay.Report) bool {
-	count, of := r.Policy.Denied, r.Policy.Requests
+// isExceeded reports whether a threshold of --fail-if is exceeded.
+func isExceeded(t *threshold, r *replay.Report) bool {
 	switch t.name {
 	case "denied_identities":
-		count, of = r.Policy.DeniedIdentities, r.Policy.Identities
+		return t.isExceeded(float64(r.Policy.DeniedIdentities), r.Policy.Identities)
 	case "rejected_lines":
-		count, of = r.Log.Rejected, r.Log.Lines
+		return t.isExceeded(float64(r.Log.Rejected), r.Log.Lines)
 	}
-	value := float64(count)
-	if t.isShare {
-		value = value * 100 / float64(max(of, 1))
-	}
-	return value > t.most || t.hasEqual && value == t.most
+	return t.isExceeded(float64(r.Policy.Denied), r.Policy.Requests)
 }
 
 const timeLayout = "2006-01-02 15:04:05"

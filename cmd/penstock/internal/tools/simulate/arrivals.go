@@ -24,25 +24,25 @@ const (
 // An Arrivals says when requests arrive.
 type Arrivals struct {
 	Text  string // with the names replaced by what they stand for
-	items []item
+	Items []Item
 }
 
-// An item is one part of Arrivals. It is either a stream, whose requests arrive whatever the
+// An Item is one part of Arrivals. It is either a stream, whose requests arrive whatever the
 // answers are, or a number of clients that each wait for an answer before their next request.
-type item struct {
-	count     int64          // requests of a stream without a rate; clients
+type Item struct {
+	Count     int64          // requests of a stream without a rate; clients
 	rate      penstock.Limit // of a stream; of clients that join. Its Count is 0 if there is none
 	gap       time.Duration  // between the requests of a stream without a rate. 0: all at once
 	isPoisson bool           // the gaps of the rate are random
 	on, off   time.Duration  // a stream pauses for off after each on. on is 0 if it never pauses
-	isClients bool
+	IsClients bool
 	thinkMin  time.Duration // between an answer and the client's next request
 	thinkMax  time.Duration
-	from, to  time.Duration // to is math.MaxInt64 if only count ends a stream
+	From, To  time.Duration // To is math.MaxInt64 if only count ends a stream
 }
 
 // Parse reads arrivals: items with semicolons between them. A name stands for arrivals that suit
-// the limit; see Names.
+// the limit; see Names. Without a limit, names are not known.
 func Parse(text string, limit *penstock.Plan) (*Arrivals, error) {
 	parts := strings.Split(text, ";")
 	if len(parts) > maxItems {
@@ -53,6 +53,9 @@ func Parse(text string, limit *penstock.Plan) (*Arrivals, error) {
 	for _, part := range parts {
 		part = strings.TrimSpace(part)
 		if n := named(part); n != nil {
+			if limit == nil {
+				return nil, fmt.Errorf("arrivals %q depend on a limit; add --limit, as in --limit '10/s, burst 100'", part)
+			}
 			part = n.arrivals(limit)
 		}
 		for one := range strings.SplitSeq(part, ";") {
@@ -60,7 +63,7 @@ func Parse(text string, limit *penstock.Plan) (*Arrivals, error) {
 			if err != nil {
 				return nil, fmt.Errorf("arrivals %q: %w", wording.Clip(strings.TrimSpace(one)), err)
 			}
-			a.items = append(a.items, it)
+			a.Items = append(a.Items, it)
 		}
 		texts = append(texts, part)
 	}
@@ -71,8 +74,8 @@ func Parse(text string, limit *penstock.Plan) (*Arrivals, error) {
 const arrivalsHint = "write them as in 150 at 0s, 20 every 50ms from 5s, 100/s for 10s, or 50 clients every 1s for 1m"
 
 // parseItem reads one item: what arrives, and then pairs of a word and a time.
-func parseItem(words []string) (item, error) {
-	it := item{to: math.MaxInt64}
+func parseItem(words []string) (Item, error) {
+	it := Item{To: math.MaxInt64}
 	if len(words) == 0 {
 		return it, fmt.Errorf("nothing is written here; %s", arrivalsHint)
 	}
@@ -88,7 +91,7 @@ func parseItem(words []string) (item, error) {
 		if err != nil || n < 1 {
 			return it, fmt.Errorf("%q is neither a number of requests nor a rate; %s", wording.Clip(what), arrivalsHint)
 		}
-		it.count = n
+		it.Count = n
 	}
 	isSet := make(map[string]bool)
 	for len(words) > 0 {
@@ -103,7 +106,7 @@ func parseItem(words []string) (item, error) {
 			it.isPoisson = true
 			continue
 		case "client", "clients":
-			it.isClients = true
+			it.IsClients = true
 			continue
 		case "at", "from", "to", "for", "every", "on", "off", "joining":
 		default:
@@ -121,7 +124,7 @@ func parseItem(words []string) (item, error) {
 }
 
 // set reads the value of a word.
-func (it *item) set(word, value string) error {
+func (it *Item) set(word, value string) error {
 	if word == "joining" {
 		rate, err := penstock.ParseRate(value)
 		if err != nil {
@@ -143,11 +146,11 @@ func (it *item) set(word, value string) error {
 	}
 	switch word {
 	case "at", "from":
-		it.from = t
+		it.From = t
 	case "to":
-		it.to = t
+		it.To = t
 	case "for":
-		it.to = -t // relative to from, which may stand behind it; check adds them
+		it.To = -t // relative to from, which may stand behind it; check adds them
 	case "on":
 		it.on = t
 	case "off":
@@ -157,7 +160,7 @@ func (it *item) set(word, value string) error {
 		if it.thinkMax, err = parseTime(most); err != nil {
 			return err
 		}
-		if it.thinkMax < it.thinkMin || isRange && !it.isClients {
+		if it.thinkMax < it.thinkMin || isRange && !it.IsClients {
 			return fmt.Errorf("%q is not a range of times between two requests of a client; write it as in 50 clients every 100ms..300ms for 1m", wording.Clip(value))
 		}
 	}
@@ -174,51 +177,51 @@ func parseTime(text string) (time.Duration, error) {
 }
 
 // check checks the words of an item together, and completes its times.
-func (it *item) check(isSet map[string]bool) error {
+func (it *Item) check(isSet map[string]bool) error {
 	hasEnd := isSet["for"] || isSet["to"]
 	if isSet["for"] && isSet["to"] || isSet["at"] && isSet["from"] {
 		return errors.New("at and from mean the same time, and so do for and to; keep one of each")
 	}
 	if isSet["for"] {
-		it.to = it.from - it.to
+		it.To = it.From - it.To
 	}
 	switch hasRate := it.rate.Count > 0; {
-	case hasEnd && it.to <= it.from:
-		return fmt.Errorf("it ends at %s, which is not after its start at %s; write a later time", wording.Period(it.to), wording.Period(it.from))
-	case it.isClients && (it.count == 0 || !isSet["every"] || !hasEnd):
+	case hasEnd && it.To <= it.From:
+		return fmt.Errorf("it ends at %s, which is not after its start at %s; write a later time", wording.Period(it.To), wording.Period(it.From))
+	case it.IsClients && (it.Count == 0 || !isSet["every"] || !hasEnd):
 		return errors.New("clients need their number, the time between two requests, and an end; write it as in 50 clients every 1s for 1m")
-	case it.isClients && it.thinkMax == 0:
+	case it.IsClients && it.thinkMax == 0:
 		return errors.New("a client needs a time between two requests; write every 1ms or more")
-	case it.count > MaxRequests:
-		return fmt.Errorf("there are %d requests; write at most %d", it.count, MaxRequests)
-	case it.isClients && it.count > maxClients:
-		return fmt.Errorf("there are %d clients; write at most %d", it.count, maxClients)
-	case !it.isClients && isSet["joining"]:
+	case it.Count > MaxRequests:
+		return fmt.Errorf("there are %d requests; write at most %d", it.Count, MaxRequests)
+	case it.IsClients && it.Count > maxClients:
+		return fmt.Errorf("there are %d clients; write at most %d", it.Count, maxClients)
+	case !it.IsClients && isSet["joining"]:
 		return errors.New("only clients join; write it as in 2000 clients joining 200/s every 1s for 1m")
 	case isSet["on"] != isSet["off"] || isSet["on"] && (it.on == 0 || it.off == 0):
 		return errors.New("on and off belong together, and are above 0; write it as in 100/s on 1s off 4s for 1m")
-	case !it.isClients && hasRate && !hasEnd:
+	case !it.IsClients && hasRate && !hasEnd:
 		return errors.New("a rate needs an end; write it as in 100/s for 10s")
-	case !it.isClients && hasRate && isSet["every"]:
+	case !it.IsClients && hasRate && isSet["every"]:
 		return errors.New("a rate has its own gaps; remove every")
-	case !hasRate && (it.isPoisson || isSet["on"]) || it.isClients && (it.isPoisson || isSet["on"]):
+	case !hasRate && (it.isPoisson || isSet["on"]) || it.IsClients && (it.isPoisson || isSet["on"]):
 		return errors.New("poisson, on and off belong to a rate; write it as in 100/s poisson for 10s")
 	}
 	return nil
 }
 
-// stream returns a function that returns the time of the next request of a stream, until there is
+// Stream returns a function that returns the time of the next request of a stream, until there is
 // none.
-func (it *item) stream(rng *rand.Rand) func() (time.Duration, bool) {
+func (it *Item) Stream(rng *rand.Rand) func() (time.Duration, bool) {
 	var i int64
 	var offset time.Duration // of the next request, without pauses
 	return func() (time.Duration, bool) {
-		at := it.from + offset
+		at := it.From + offset
 		if it.on > 0 {
 			at += offset / it.on * it.off
 		}
-		isLast := it.rate.Count == 0 && i >= it.count
-		if isLast || at >= it.to || offset > maxDuration {
+		isLast := it.rate.Count == 0 && i >= it.Count
+		if isLast || at >= it.To || offset > maxDuration {
 			return 0, false
 		}
 		i++
@@ -227,7 +230,7 @@ func (it *item) stream(rng *rand.Rand) func() (time.Duration, bool) {
 			mean := float64(it.rate.Period) / float64(it.rate.Count)
 			offset += time.Duration(rng.ExpFloat64() * mean)
 		case it.rate.Count > 0:
-			offset = it.join(i)
+			offset = it.Join(i)
 		default:
 			offset += it.gap
 		}
@@ -235,9 +238,9 @@ func (it *item) stream(rng *rand.Rand) func() (time.Duration, bool) {
 	}
 }
 
-// join returns when request or client i of the rate arrives, counted from the first one. Without a
+// Join returns when request or client i of the rate arrives, counted from the first one. Without a
 // rate, all arrive at once.
-func (it *item) join(i int64) time.Duration {
+func (it *Item) Join(i int64) time.Duration {
 	if it.rate.Count == 0 {
 		return 0
 	}
@@ -251,8 +254,8 @@ func (it *item) join(i int64) time.Duration {
 	return time.Duration(whole*period + part).Truncate(time.Microsecond)
 }
 
-// think returns the time between an answer and the client's next request.
-func (it *item) think(rng *rand.Rand) time.Duration {
+// Think returns the time between an answer and the client's next request.
+func (it *Item) Think(rng *rand.Rand) time.Duration {
 	return (it.thinkMin + time.Duration(rng.Int64N(int64(it.thinkMax-it.thinkMin)+1))).Truncate(time.Microsecond)
 }
 

@@ -138,8 +138,8 @@ type run struct {
 func Run(ctx context.Context, o Options) (*Result, error) {
 	r := &run{options: o, rng: rand.New(rand.NewPCG(o.Seed, 0)), start: startFor(o.Limit), admitted: make(map[int64]*window)}
 	r.makeInstances()
-	for i := range o.Arrivals.items {
-		r.begin(i, &o.Arrivals.items[i])
+	for i := range o.Arrivals.Items {
+		r.begin(i, &o.Arrivals.Items[i])
 	}
 	for len(r.due) > 0 {
 		if r.result.Requests%1024 == 0 && ctx.Err() != nil {
@@ -191,16 +191,16 @@ func (r *run) makeInstances() {
 func (r *run) isDown() bool { return r.now >= r.options.DownFrom && r.now < r.options.DownTo }
 
 // begin schedules the first request of a stream, or of each client of an item.
-func (r *run) begin(i int, it *item) {
-	if !it.isClients {
-		next := it.stream(rand.New(rand.NewPCG(r.options.Seed, uint64(i)+1)))
+func (r *run) begin(i int, it *Item) {
+	if !it.IsClients {
+		next := it.Stream(rand.New(rand.NewPCG(r.options.Seed, uint64(i)+1)))
 		if at, ok := next(); ok {
 			r.schedule(event{at: at, try: 1, item: i, next: next})
 		}
 		return
 	}
-	for n := range it.count {
-		if at := it.from + it.join(n); at < it.to {
+	for n := range it.Count {
+		if at := it.From + it.Join(n); at < it.To {
 			r.schedule(event{at: at, client: n + 1, try: 1, item: i})
 		}
 	}
@@ -250,8 +250,8 @@ func (r *run) decide(e event) error {
 	if !d.Allowed {
 		r.result.GivenUp++
 	}
-	if it := &r.options.Arrivals.items[e.item]; it.isClients {
-		if at := r.now + status.Wait + it.think(r.rng); at < it.to {
+	if it := &r.options.Arrivals.Items[e.item]; it.IsClients {
+		if at := r.now + status.Wait + it.Think(r.rng); at < it.To {
 			r.schedule(event{at: at, client: e.client, try: 1, item: e.item})
 		}
 	}

@@ -1,0 +1,235 @@
+package load
+
+import (
+	"cmp"
+	"fmt"
+	"net/http"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/wording"
+)
+
+// A sample is a request and its answer. Its times count from the start.
+type sample struct {
+	target         int
+	client         int64
+	due, planned   time.Duration // planned is due, or for a client when it woke up
+	sent, received time.Duration
+	isQueued       bool // MaxInFlight delayed it, not the machine
+	answer         Answer
+}
+
+// A tally counts samples. Its memory does not grow with their number.
+type tally struct {
+	mu        sync.Mutex
+	total     Counts
+	statuses  map[int]int64
+	failures  map[Failure]int64
+	firstErr  error
+	lastSent  time.Duration
+	queued    int64
+	hasStream bool
+	judge     judge
+
+	allowed, service, denied, late *hdrhistogram.Histogram
+	targets                        []targetTally
+}
+
+type targetTally struct {
+	Counts
+	allowed *hdrhistogram.Histogram
+}
+
+// maxLatency is the longest latency that is recorded exactly. A histogram takes 0.2 MB.
+const maxLatency = time.Hour
+
+func newHistogram() *hdrhistogram.Histogram {
+	return hdrhistogram.New(1, maxLatency.Microseconds(), 3)
+}
+
+func record(h *hdrhistogram.Histogram, d time.Duration) {
+	_ = h.RecordValue(min(max(d, 0), maxLatency).Microseconds())
+}
+
+func newTally(targets int, limit *penstock.Plan) *tally {
+	t := &tally{statuses: make(map[int]int64), failures: make(map[Failure]int64), judge: newJudge(limit),
+		allowed: newHistogram(), service: newHistogram(), denied: newHistogram(), late: newHistogram()}
+	for range targets {
+		t.targets = append(t.targets, targetTally{allowed: newHistogram()})
+	}
+	return t
+}
+
+// Counts are numbers of requests.
+type Counts struct {
+	Sent       int64 `json:"sent"`
+	Allowed    int64 `json:"allowed"`    // answered with a status below 400
+	Denied     int64 `json:"denied"`     // answered with 429
+	Failed     int64 `json:"failed"`     // answered with another status
+	Unanswered int64 `json:"unanswered"` // see Failures
+}
+
+func (c *Counts) add(a *Answer) {
+	c.Sent++
+	switch {
+	case a.Status == 0:
+		c.Unanswered++
+	case a.Status == http.StatusTooManyRequests:
+		c.Denied++
+	case a.Status >= 400:
+		c.Failed++
+	default:
+		c.Allowed++
+	}
+}
+
+func (t *tally) add(s *sample) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	target := &t.targets[s.target]
+	t.total.add(&s.answer)
+	target.add(&s.answer)
+	t.lastSent = max(t.lastSent, s.sent)
+	if s.isQueued {
+		t.queued++
+	} else {
+		record(t.late, s.sent-s.due)
+	}
+	switch a := &s.answer; {
+	case a.Status == 0:
+		t.failures[a.Failure]++
+		t.firstErr = cmp.Or(t.firstErr, a.Error)
+		if a.Failure == Timeout { // the answer would have taken longer, so it counts
+			t.addAllowed(target, s)
+		}
+	case a.Status == http.StatusTooManyRequests:
+		record(t.denied, s.received-s.planned)
+		t.statuses[a.Status]++
+	default:
+		t.addAllowed(target, s)
+		t.statuses[a.Status]++
+		if a.Status < 400 {
+			t.judge.admit(s)
+		}
+	}
+}
+
+func (t *tally) addAllowed(target *targetTally, s *sample) {
+	record(t.allowed, s.received-s.planned)
+	record(target.allowed, s.received-s.planned)
+	record(t.service, s.received-s.sent)
+}
+
+// A Latency has quantiles, in milliseconds.
+type Latency struct {
+	Count int64   `json:"count"`
+	Mean  float64 `json:"mean_ms"`
+	P50   float64 `json:"p50_ms"`
+	P90   float64 `json:"p90_ms"`
+	P99   float64 `json:"p99_ms"`
+	P999  float64 `json:"p99.9_ms"`
+	Max   float64 `json:"max_ms"`
+}
+
+func latencyOf(h *hdrhistogram.Histogram) Latency {
+	at := func(percent float64) float64 { return float64(h.ValueAtPercentile(percent)) / 1000 }
+	return Latency{h.TotalCount(), h.Mean() / 1000, at(50), at(90), at(99), at(99.9), float64(h.Max()) / 1000}
+}
+
+// A Target has the numbers of one target.
+type Target struct {
+	Name string `json:"target"`
+	Counts
+	Latency Latency `json:"latency"`
+}
+
+// A Report is the result of a load test.
+type Report struct {
+	Arrivals      string  `json:"arrivals"`
+	IsInterrupted bool    `json:"interrupted"`
+	Seconds       float64 `json:"seconds"`         // until the last answer
+	Rate          float64 `json:"sent_per_second"` // until the last request was sent
+	Counts
+	Statuses map[int]int64     `json:"statuses"`
+	Failures map[Failure]int64 `json:"failures"` // requests without an answer
+	Error    string            `json:"first_error,omitempty"`
+	Queued   int64             `json:"queued"` // requests that waited because MaxInFlight others were in flight
+
+	// Latency counts from the planned time until the answer was read. It has all answers except
+	// denials, and timeouts as if the answer had come then. Service is the same from the time at which
+	// the request was sent, Denials that of denials.
+	Latency Latency `json:"latency"`
+	Service Latency `json:"service"`
+	Denials Latency `json:"denials"`
+
+	Client  Client       `json:"client"`
+	Limit   *LimitReport `json:"limit"`
+	Targets []Target     `json:"targets"`
+}
+
+// A Client says whether this machine was fast enough.
+type Client struct {
+	IsLimit bool     `json:"is_bottleneck"` // then the latencies are not those of the server
+	Reasons []string `json:"reasons,omitempty"`
+	Cores   float64  `json:"cores_used"` // 0 if the system does not report it
+	Of      int      `json:"cores"`
+	Late    Latency  `json:"late"` // how late requests were sent, without those that waited because of MaxInFlight
+}
+
+// The client is the bottleneck if its requests are sent later than this.
+const (
+	maxLate      = 10.0 // ms: the 99th percentile
+	maxSmallLate = 1.0  // ms: of a stream, if that is more than lateShare of the time that answers take
+	lateShare    = 0.1
+	maxCores     = 0.9 // of the processor time that the process may use
+)
+
+func (t *tally) report(took, busy time.Duration, isInterrupted bool) *Report {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r := &Report{IsInterrupted: isInterrupted, Seconds: took.Seconds(), Counts: t.total, Statuses: t.statuses, Failures: t.failures, Queued: t.queued,
+		Latency: latencyOf(t.allowed), Service: latencyOf(t.service), Denials: latencyOf(t.denied), Limit: t.judge.report()}
+	if t.firstErr != nil {
+		r.Error = t.firstErr.Error()
+	}
+	if t.lastSent > 0 {
+		r.Rate = float64(t.total.Sent) / t.lastSent.Seconds()
+	}
+	for i := range t.targets {
+		r.Targets = append(r.Targets, Target{Counts: t.targets[i].Counts, Latency: latencyOf(t.targets[i].allowed)})
+	}
+	c := &r.Client
+	c.Of, c.Late = runtime.GOMAXPROCS(0), latencyOf(t.late)
+	if took > 0 {
+		c.Cores = busy.Seconds() / took.Seconds()
+	}
+	answers := max(r.Service.P99, r.Denials.P99)
+	if late := c.Late.P99; late > maxLate || t.hasStream && late > maxSmallLate && late > lateShare*answers {
+		c.Reasons = append(c.Reasons, fmt.Sprintf("1 %% of the requests were sent at least %s too late", wording.Period(time.Duration(late*1000)*time.Microsecond)))
+	}
+	if c.Cores > maxCores*float64(c.Of) {
+		c.Reasons = append(c.Reasons, fmt.Sprintf("this process used %.2f of %d processors", c.Cores, c.Of))
+	}
+	for _, f := range []Failure{NoFiles, NoPorts} {
+		if n := t.failures[f]; n > 0 {
+			c.Reasons = append(c.Reasons, fmt.Sprintf("%d requests could not be sent: %s", n, f))
+		}
+	}
+	c.IsLimit = len(c.Reasons) > 0
+	return r
+}
+
+// Quantile returns the latency with this name, such as p99, in milliseconds.
+func (r *Report) Quantile(name string) float64 {
+	l := r.Latency
+	return []float64{l.Mean, l.P50, l.P90, l.P99, l.P999, l.Max}[slices.Index(Quantiles, name)]
+}
+
+// Quantiles are the names of latencies.
+var Quantiles = []string{"mean", "p50", "p90", "p99", "p99.9", "max"}
