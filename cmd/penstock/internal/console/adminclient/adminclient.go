@@ -1,10 +1,11 @@
-// Package adminclient sends requests to the admin address of a running instance: over TCP, TLS or a
-// Unix socket.
+// Package adminclient sends requests to an address of a running instance, such as its admin
+// address: over TCP, TLS or a Unix socket.
 package adminclient
 
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -25,6 +26,10 @@ type Options struct {
 	// Address is host:port, http://host:port, https://host:port or unix:/path/of.sock. A URL may have
 	// a path, under which a proxy serves the admin address.
 	Address string
+
+	// Flag is the name of the flag that has the address, for messages. The flags of the files begin
+	// with it. Default: admin.
+	Flag string
 
 	// Token is sent as Authorization: Bearer. Default: none.
 	Token string
@@ -54,6 +59,7 @@ const (
 // A Client sends requests to one address. Many goroutines may use it at the same time.
 type Client struct {
 	address, base, token string
+	flag                 string
 	transport            *http.Transport
 	streamTimeout        time.Duration
 }
@@ -64,7 +70,8 @@ func New(o Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{address: o.Address, token: o.Token, streamTimeout: streamTimeout, transport: &http.Transport{
+	o.Flag = cmp.Or(o.Flag, "admin")
+	c := &Client{address: o.Address, flag: o.Flag, token: o.Token, streamTimeout: streamTimeout, transport: &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{Timeout: headerTimeout}).DialContext(ctx, t.network, t.address)
 		},
@@ -76,7 +83,7 @@ func New(o Options) (*Client, error) {
 	}}
 	if o.CA != "" || o.Cert != "" || o.Key != "" {
 		if t.scheme == "http" && strings.HasPrefix(o.Address, "http://") {
-			return nil, fmt.Errorf("--admin %s has no TLS, but a file for TLS is given; write https://", o.Address)
+			return nil, fmt.Errorf("--%s %s has no TLS, but a file for TLS is given; write https://", o.Flag, o.Address)
 		}
 		t.scheme = "https"
 	}
@@ -110,7 +117,7 @@ func (c *Client) Send(ctx context.Context, path string, body []byte) (status int
 		return 0, nil, fmt.Errorf("%s has sent more than %d objects", c.address, maxObjects)
 	}
 	if isPlainToTLS(res.StatusCode, answer) {
-		return 0, nil, fmt.Errorf("%s expects TLS; write --admin https://HOST:PORT", c.address)
+		return 0, nil, fmt.Errorf("%s expects TLS; write --%s https://HOST:PORT", c.address, c.flag)
 	}
 	return res.StatusCode, answer, nil
 }
@@ -183,24 +190,28 @@ func (c *Client) open(ctx context.Context, path string, body []byte) (*http.Resp
 	}
 	res, err := c.transport.RoundTrip(request)
 	if err != nil {
-		return nil, fmt.Errorf("%s does not answer: %w; %s", c.address, err, hint(err))
+		return nil, fmt.Errorf("%s does not answer: %w; %s", c.address, err, c.hint(err))
 	}
 	return res, nil
 }
 
 // hint returns how to fix an error of the connection.
-func hint(err error) string {
+func (c *Client) hint(err error) string {
 	var unknown x509.UnknownAuthorityError
 	var record tls.RecordHeaderError
 	switch {
 	case errors.As(err, &unknown):
-		return "name the authority of its certificate by --admin-ca"
+		return "name the authority of its certificate by --" + c.flag + "-ca"
 	case errors.As(err, &record), strings.Contains(err.Error(), "HTTP response to HTTPS client"):
 		return "this address has no TLS; write http://"
 	case strings.Contains(err.Error(), "certificate"):
-		return "check --admin-ca, and that the certificate is for this host"
+		return "check --" + c.flag + "-ca, and that the certificate is for this host"
 	}
-	return "check that the service runs, and that --admin is its admin-listen address"
+	listener := c.flag
+	if listener == "admin" {
+		listener = "admin-listen"
+	}
+	return "check that the service runs, and that --" + c.flag + " is its " + listener + " address"
 }
 
 // isPlainToTLS reports whether an answer is that of Go's TLS server to a request without TLS.
@@ -213,20 +224,20 @@ func tlsConfig(o Options) (*tls.Config, error) {
 	if o.CA != "" {
 		text, err := os.ReadFile(o.CA)
 		if err != nil {
-			return nil, fmt.Errorf("--admin-ca: %w", err)
+			return nil, fmt.Errorf("--%s-ca: %w", o.Flag, err)
 		}
 		config.RootCAs = x509.NewCertPool()
 		if !config.RootCAs.AppendCertsFromPEM(text) {
-			return nil, fmt.Errorf("--admin-ca %s has no certificate in PEM form", o.CA)
+			return nil, fmt.Errorf("--%s-ca %s has no certificate in PEM form", o.Flag, o.CA)
 		}
 	}
 	if (o.Cert == "") != (o.Key == "") {
-		return nil, errors.New("--admin-cert and --admin-key belong together; write both or neither")
+		return nil, fmt.Errorf("--%s-cert and --%s-key belong together; write both or neither", o.Flag, o.Flag)
 	}
 	if o.Cert != "" {
 		pair, err := tls.LoadX509KeyPair(o.Cert, o.Key)
 		if err != nil {
-			return nil, fmt.Errorf("--admin-cert, --admin-key: %w", err)
+			return nil, fmt.Errorf("--%s-cert, --%s-key: %w", o.Flag, o.Flag, err)
 		}
 		config.Certificates = []tls.Certificate{pair}
 	}
