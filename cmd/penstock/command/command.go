@@ -57,6 +57,6 @@ func newRoot(algorithms []*algorithm.Algorithm) *cobra.Command {
 	root.AddCommand(newServe(algorithms), newValidate(algorithms), newExplain(algorithms), newMigrate(), newRatelimit(algorithms), newStatus(algorithms), newReset(algorithms),
 		newTop(), newDenials(), newDoctor(algorithms), newACL(), newHealthcheck(), newSchema(), newVersion(),
 		newTest(algorithms), newInit(), newSize(algorithms), newSimulate(algorithms), newReplay(algorithms), newSuggest(),
-		newLoad(), newCheck())
+		newLoad(), newCheck(), newBench())
 	return root
 }

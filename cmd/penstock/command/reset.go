@@ -378,15 +378,21 @@ func (r *resetCommand) confirm(c *cobra.Command, key string, limits []keylimits.
 	if r.isConfirmed || len(names) == 0 {
 		return nil
 	}
+	return confirm(c, fmt.Sprintf("Reset %s of %s?", strings.Join(names, ", "), key), "nothing was reset")
+}
+
+// confirm asks a question at the terminal. Without a yes, it returns an error that says what was
+// not done.
+func confirm(c *cobra.Command, question, nothing string) error {
 	in, isFile := c.InOrStdin().(*os.File)
 	if !isFile || !term.IsTerminal(int(in.Fd())) {
-		return withStatus(exitUsage, errors.New("the input is not a terminal, so nothing was reset; write --yes"))
+		return withStatus(exitUsage, fmt.Errorf("the input is not a terminal, so %s; write --yes", nothing))
 	}
-	printable.Fprintf(c.ErrOrStderr(), "Reset %s of %s? [y/N] ", strings.Join(names, ", "), key)
+	printable.Fprintf(c.ErrOrStderr(), "%s [y/N] ", question)
 	line, err := bufio.NewReader(io.LimitReader(in, 1024)).ReadString('\n') // an answer is short
 	answer := strings.ToLower(strings.TrimSpace(line))
 	if isYes := answer == "y" || answer == "yes"; err != nil || !isYes {
-		return withStatus(exitUsage, errors.New("nothing was reset"))
+		return withStatus(exitUsage, errors.New(nothing))
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"io"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -25,8 +26,8 @@ func newSize(algorithms []*algorithm.Algorithm) *cobra.Command {
 		Short: "Compute the memory and servers that the limits of a policy need in Redis",
 		Long: "size computes the memory, the commands and the servers that limits need in Redis or Valkey. --clients is how many clients\n" +
 			"are active at the same time, and --requests is how many requests per second they send together. The figures were\n" +
-			"measured on Redis 7.0. The memory is enough if all clients use their limits fully. With sliding-log and in_flight, most\n" +
-			"clients need less.",
+			"measured on Redis 7.0; --measured computes with the processor time of your store. The memory is enough if all clients\n" +
+			"use their limits fully. With sliding-log and in_flight, most clients need less.",
 		Example: "  penstock size --config rules.yaml --clients 1000000 --requests 20000\n  penstock size --config rules.yaml --rule search -o json",
 		Args:    argumentCount(0, 0, "flags only, as in: penstock size --config rules.yaml --clients 1000000"),
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -40,6 +41,7 @@ func newSize(algorithms []*algorithm.Algorithm) *cobra.Command {
 	f.Int64Var(&s.clients, "clients", 100_000, "clients of each rule that are active at the same time")
 	f.Float64Var(&s.requests, "requests", 1000, "requests per second of all clients of a rule")
 	f.IntVar(&s.keyLength, "key-length", 20, "length of a key, such as key:abc, in characters")
+	f.StringVar(&s.measured, "measured", "", "file with the output of penstock bench -o json, to compute with the processor times of your store")
 	f.StringVarP(&s.output, "output", "o", "text", "output format: text or json")
 	_ = c.RegisterFlagCompletionFunc("config", completeYAML)
 	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
@@ -47,10 +49,10 @@ func newSize(algorithms []*algorithm.Algorithm) *cobra.Command {
 }
 
 type sizeCommand struct {
-	config, rule, output string
-	clients              int64
-	requests             float64
-	keyLength            int
+	config, rule, measured, output string
+	clients                        int64
+	requests                       float64
+	keyLength                      int
 }
 
 // A ruleSize is the size of one rule's limits.
@@ -69,6 +71,12 @@ func (s *sizeCommand) run(out io.Writer, algorithms []*algorithm.Algorithm) erro
 		return err
 	}
 	defer p.Close()
+	scriptTime := time.Duration(0) // the default
+	if s.measured != "" {
+		if scriptTime, err = scriptTimeIn(s.measured); err != nil {
+			return withStatus(exitInvalid, err)
+		}
+	}
 	var names []string
 	all := []ruleSize{}
 	for _, rule := range p.Rules.Spec().Rules {
@@ -79,7 +87,7 @@ func (s *sizeCommand) run(out io.Writer, algorithms []*algorithm.Algorithm) erro
 		}
 		one := ruleSize{Rule: rule.Name}
 		storedLength := len("ps1{}") + s.keyLength + len(rule.Name) // of ps1{KEY}RULE
-		load := sizing.Load{KeyLength: storedLength, Clients: 1, Requests: s.requests}
+		load := sizing.Load{KeyLength: storedLength, Clients: 1, Requests: s.requests, ScriptTime: scriptTime}
 		for _, l := range rule.Limits {
 			plan := largest(l.Variants)
 			load.Limits = append(load.Limits, plan)

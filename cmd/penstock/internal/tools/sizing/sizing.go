@@ -3,6 +3,7 @@
 package sizing
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"math/bits"
@@ -164,6 +165,8 @@ type Load struct {
 	KeyLength int     // length of a key's name in Redis
 	Clients   int64   // number of clients that are active within the LiveFor of the Size
 	Requests  float64 // per second
+
+	ScriptTime time.Duration // of a granted token bucket in this store. Default: scriptTime
 }
 
 // Of computes what a load needs.
@@ -183,7 +186,7 @@ func Of(l Load) Size {
 		mean := factor / float64(n)
 		factor = mean * (1 + 0.2*float64(n-1))
 	}
-	seconds := factor * scriptTime.Seconds() // of processor time, for one decision
+	seconds := factor * cmp.Or(l.ScriptTime, scriptTime).Seconds() // of processor time, for one decision
 	s.ScriptMicros = seconds * 1e6
 	s.Cores = l.Requests * seconds
 	s.Servers = servers(s.Cores)
