@@ -958,7 +958,7 @@ func TestMaskedKeyIsNoRef(t *testing.T) {
 	}
 }
 
-// The exit status says what to mend: a full disk of the instance is no wrong token.
+// The exit status says what to fix: a full disk of the instance is no wrong token.
 func TestExitStatusOfRefusals(t *testing.T) {
 	for status, want := range map[int]int{400: exitUsage, 401: exitInvalid, 403: exitInvalid, 500: exitInternal, 503: exitUnreachable} {
 		var failure *statusError
