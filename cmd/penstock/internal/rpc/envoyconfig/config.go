@@ -61,7 +61,7 @@ type node struct {
 	wildcards []wildcard       // children with an asterisk in their composite key, in the order of the file
 
 	isValueInMetric bool   // value_to_metric is set
-	shared          string // replaces the value of an entry in the key of the counter; "" without share_threshold
+	shared          string // the wildcard key_value with share_threshold, or ""; see sharedValue
 	line            int    // of the descriptor in file
 	file            string
 }

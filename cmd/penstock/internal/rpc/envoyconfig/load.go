@@ -359,10 +359,7 @@ func (l *loader) addDescriptor(to *node, y *yamlDescriptor, at path, above paren
 		if !isWildcard {
 			l.fail(at.join("share_threshold"), "write a value with *, or omit share_threshold", "share_threshold needs a value with *, and this descriptor is '%s'", composite)
 		}
-		n.shared = y.Value
-		if y.Value == "" { // the asterisk is in the key
-			n.shared = composite
-		}
+		n.shared = composite
 	}
 	below := parents{
 		domain: above.domain, path: full, keys: append(slices.Clip(above.keys), y.Key), values: append(slices.Clip(above.values), y.Value),

@@ -33,7 +33,7 @@ func (d *Domain) Match(entries []Entry, m *Match) {
 			return
 		}
 		if isWildcard && next.shared != "" {
-			m.share(i, next.shared)
+			m.share(i, next.sharedValue(e.Key))
 		}
 		m.isInMetric = append(m.isInMetric, next.isValueInMetric)
 		if i == len(entries)-1 {
@@ -41,6 +41,15 @@ func (d *Domain) Match(entries []Entry, m *Match) {
 		}
 		at = next
 	}
+}
+
+// sharedValue returns the text that replaces the value of an entry with this key: the rest of the
+// wildcard after the key, or all of it if the wildcard begins within the key.
+func (n *node) sharedValue(key string) string {
+	if rest, ok := strings.CutPrefix(n.shared, key); ok && strings.HasPrefix(rest, "_") {
+		return rest[1:]
+	}
+	return n.shared
 }
 
 // share sets the text that replaces the value of entry i in the key of the counter.

@@ -40,6 +40,8 @@ descriptors:
   - {key: path, value: p*, rate_limit: {unit: day, requests_per_unit: 13}}
 - {key: a, value: b_c, rate_limit: {unit: day, requests_per_unit: 14}}
 - {key: none}
+- {key: u_v, value: "*", share_threshold: true, rate_limit: {unit: day, requests_per_unit: 15}}
+- {key: z*, share_threshold: true, rate_limit: {unit: day, requests_per_unit: 16}}
 `
 
 // Each row has the entries of a descriptor, as in "key=value key=value".
@@ -77,6 +79,9 @@ func TestDescriptorsMatchAsInEnvoysService(t *testing.T) {
 		{entries: "files=f* path=p2", want: 13}, // f* matches exactly, and its key is the shared one
 		{entries: "files=g path=p2", want: 0},
 		{entries: "a_b=c", want: 14}, // key and value are one text
+		{entries: "u_v=x", want: 15, shared: []string{"*"}},
+		{entries: "u=v_x", want: 15, shared: []string{"v_*"}}, // not the key of u=*
+		{entries: "zx=1", want: 16, shared: []string{"z*"}},   // the key is a part of the wildcard
 		{entries: "none=1", want: 0},
 		{entries: "other=1", want: 0},
 		{entries: "", want: 0},
