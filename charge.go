@@ -165,6 +165,13 @@ func (c *Charge) isPlainSpend() bool {
 		!c.Plan.limit.Algorithm.NeedsHolder()
 }
 
+// isExchange reports whether the charge has one of the modes by which regions exchange what they
+// have granted: those after Attempt.
+func (c *Charge) isExchange() bool {
+	a := c.Plan.limit.Algorithm
+	return c.Mode > algorithm.Attempt && c.Mode <= algorithm.Attempt+3 && algorithm.Across(a) == a
+}
+
 func (c *Charge) check() error {
 	plan := c.Plan
 	switch {
@@ -172,7 +179,7 @@ func (c *Charge) check() error {
 		return fmt.Errorf("the cost is %d; to return units, use Refund", c.Cost)
 	case c.Cost > MaxCost:
 		return fmt.Errorf("the cost is %d; the largest is %d", c.Cost, int64(MaxCost))
-	case c.Mode > Reset:
+	case c.Mode > Reset && !c.isExchange():
 		return fmt.Errorf("the mode is %d; the modes are Spend, Draw, Peek, Force, Refund and Reset", c.Mode)
 	case len(c.Key) > MaxKey:
 		return fmt.Errorf("the key has %d bytes; the longest has %d", len(c.Key), MaxKey)
@@ -180,9 +187,9 @@ func (c *Charge) check() error {
 		return fmt.Errorf("the holder has %d bytes; the longest has %d", len(c.Holder), MaxHolder)
 	case c.Patience < 0:
 		return fmt.Errorf("the patience is %v; it must not be negative", c.Patience)
-	case c.Patience > 0 && c.Patience > plan.MaxPatience():
+	case c.Patience > 0 && c.Patience > plan.MaxPatience() && !c.isExchange():
 		return fmt.Errorf("the patience is %v; at this rate the longest is %v", c.Patience, plan.MaxPatience())
-	case c.Mode == Refund && c.Receipt < 0:
+	case (c.Mode == Refund || c.Mode > Reset) && c.Receipt < 0:
 		return fmt.Errorf("the receipt is %d; use the Receipt of the Status that the charge had", c.Receipt)
 	case c.Serial < 0 || c.Serial > algorithm.Max:
 		return fmt.Errorf("the serial is %d; it must be from 0 to 2^52", c.Serial)

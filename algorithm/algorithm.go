@@ -58,7 +58,7 @@ const (
 	Attempt
 )
 
-var modeNames = [...]string{"spend", "draw", "peek", "force", "refund", "reset", "attempt"}
+var modeNames = [...]string{"spend", "draw", "peek", "force", "refund", "reset", "attempt", "report", "merge", "rejoin"}
 
 func (m Mode) String() string {
 	if int(m) < len(modeNames) {

@@ -28,6 +28,8 @@ type Algorithm struct {
 	needsHolder, ownsRefunds, canBook, canRefund bool
 	countsDenied                                 bool
 	receiptNumber                                int // see exactRefunds; 0: without the option
+	capacityParam                                int // see exchanged; 0: without the option
+	isWindowed, isAcross                         bool
 	retryAfterGrant                              func(p *Params, cost, remaining, reset int64) int64
 
 	// Properties of a limit.

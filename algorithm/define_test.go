@@ -85,6 +85,7 @@ func TestPrepareRejectsWrongDefinitions(t *testing.T) {
 		"a capital":           {defined[int64]("coolDown", ""), "the name must be"},
 		"a digit first":       {defined[int64]("2nd", ""), "the name must be"},
 		"no name":             {defined[int64]("", ""), "the name must be"},
+		"a name of Across":    {defined[int64]("cool_across", ""), "names that end in _across"},
 		"a built-in name":     {defined[int64]("tokenbucket", ""), "the built-in algorithm token-bucket"},
 		"a built-in title":    {defined[int64]("mine", lua, Title("token-bucket")), "the built-in algorithm token-bucket"},
 		"the word sub-window": {defined[int64]("mine", lua, Title("sub-window")), "the built-in algorithm sub-window"},

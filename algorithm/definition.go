@@ -20,6 +20,9 @@ func (a *Algorithm) checkDefinition(state reflect.Type) error {
 	if !isIdentifier || strings.Contains(luaKeywords, " "+a.name+" ") {
 		return errors.New("the name must be one that a Lua function can have; write a-z, 0-9 and _, as in cool_down, and add the option Title for another name in policies")
 	}
+	if strings.HasSuffix(a.name, acrossSuffix) {
+		return fmt.Errorf("names that end in %s are those of Across; choose another", acrossSuffix)
+	}
 	for _, other := range append(All(), SubWindow(1), CalendarWindow(Day, time.UTC)) {
 		if a.name == other.name || a.title == other.title {
 			return fmt.Errorf("the built-in algorithm %s has this name or title; choose another", other.title)

@@ -35,7 +35,7 @@ var fixedWindowLua string
 // addition.
 var FixedWindow = defineFixedWindow("fixed-window", func(l Limit) (Params, error) {
 	return Params{l.Count, l.Period, 0, alignEpoch}, l.check()
-})
+}, exchanged(1, true))
 
 // AnchoredWindow is [FixedWindow] with windows that begin at a key's first spend and last for
 // Period. Its bound is the same. The windows of different keys do not end at the same moment.
@@ -114,7 +114,7 @@ func CalendarWindow(unit CalendarUnit, zone *time.Location) *Algorithm {
 		return Params{l.Count}, l.check()
 	}, Bounded(func(l Limit, _ string) string {
 		return fmt.Sprintf("%d in each calendar window, so up to %d around its end", l.Count, 2*l.Count)
-	}), calendar("calendar "+unit.String(), func(p Params, now int64) Params {
+	}), exchanged(1, true), calendar("calendar "+unit.String(), func(p Params, now int64) Params {
 		e := cached.Load()
 		if e == nil || now < e.from || now >= e.until {
 			e = unit.ends(now, zone)

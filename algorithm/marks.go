@@ -18,9 +18,9 @@ type marks struct {
 	older []mark // in the order of their times
 }
 
-// MaxMarks is how many marks a bucket has at most. If there are more, the mark is dropped whose
+// maxMarks is how many marks a bucket has at most. If there are more, the mark is dropped whose
 // charges lose least: their refunds then use the lower level of the mark before it.
-const MaxMarks = 32
+const maxMarks = 32
 
 // lowestSince returns the lowest level since a charge. It is 0 if the marks do not go back so far.
 func (m *marks) lowestSince(receipt, low int64) int64 {
@@ -75,7 +75,7 @@ func (m *marks) add(low, at, level int64, into *marks) (int64, *marks) {
 		return level, into
 	}
 	into.older = append(into.older, mark{since, low})
-	if len(into.older) < MaxMarks {
+	if len(into.older) < maxMarks {
 		return level, into
 	}
 	dropped, least, last := 0, int64(Max), int64(0)

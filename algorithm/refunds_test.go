@@ -113,7 +113,7 @@ func (t *refundTrace) check() error {
 	if got.Remaining > want.Remaining || got.ResetAfter < want.ResetAfter {
 		return fmt.Errorf("%d units are left, all after %d µs; without the surplus %d, after %d µs: too much was refunded in\n%+v", got.Remaining, got.ResetAfter, want.Remaining, want.ResetAfter, t)
 	}
-	if t.marked < MaxMarks && got != want {
+	if t.marked < maxMarks && got != want {
 		return fmt.Errorf("%d units are left, all after %d µs; without the surplus %d, after %d µs: too little was refunded in\n%+v", got.Remaining, got.ResetAfter, want.Remaining, want.ResetAfter, t)
 	}
 	return nil

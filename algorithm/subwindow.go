@@ -46,7 +46,7 @@ func SubWindow(n int) *Algorithm {
 			return Params{}, fmt.Errorf("a period of %d µs cannot be split into %d parts", l.Period, n)
 		}
 		return Params{l.Count, cdiv(l.Period, int64(n)), int64(n)}, nil
-	}, Title("sub-window"), numbers(MaxParts+5), CanRefund(), countsDenied(), exactRefunds(1),
+	}, Title("sub-window"), numbers(MaxParts+5), CanRefund(), countsDenied(), exactRefunds(1), exchanged(1, false),
 		Leasable(DecayAfterPeriod, func(l Limit) int64 { return cdiv(l.Period, int64(n)) }),
 		divisible(splitCount), Bounded(slidingExactly))
 }

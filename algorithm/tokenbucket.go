@@ -4,6 +4,8 @@ import (
 	_ "embed"
 	"fmt"
 	"math"
+	"strconv"
+	"strings"
 )
 
 //go:embed tokenbucket.lua
@@ -37,10 +39,10 @@ var tokenBucketLua string
 // Rounding adds less than one part to the used tokens. If the product of the two numbers of parts
 // exceeds 2^52, it adds less than three parts. A level is at most 2^52 parts, and the excess is
 // dropped. 2^52 parts are at least twice the largest Burst that the present rate allows.
-var TokenBucket = defineStates("tokenbucket", tokenBucketLua,
+var TokenBucket = defineStates("tokenbucket", strings.Replace(tokenBucketLua, "MAXMARKS", strconv.Itoa(maxMarks), 1),
 	func() States { return &bucketStates{marks: make(map[uint32]*marks)} },
 	func(l Limit) (Params, error) { return prepareBucket(l, 0) },
-	Title("token-bucket"), Burst(BurstIsCapacity), refillsSteadily(), CanRefund(), countsDenied(), exactRefunds(2), CanBook(), additive(),
+	Title("token-bucket"), Burst(BurstIsCapacity), refillsSteadily(), CanRefund(), countsDenied(), exactRefunds(2), exchanged(3, false), CanBook(), additive(),
 	retryAfterGrant(tokenRetryAfter), Leasable(DecayContinuous, nil),
 	Bounded(func(l Limit, rate string) string { return fmt.Sprintf("%d at once, and %s", l.Burst, rate) }),
 	shared(func(l Limit, n int64) []Limit {

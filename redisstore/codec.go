@@ -243,7 +243,7 @@ func receiptOrSerial(ch *penstock.Charge) int64 {
 	switch {
 	case !ch.Plan.Algorithm().HasExactRefunds():
 		return ch.Serial
-	case ch.Mode == penstock.Refund:
+	case ch.Mode == penstock.Refund || ch.Mode > algorithm.Attempt:
 		return ch.StoreReceipt()
 	case ch.IsRefundable:
 		return wantsReceipt

@@ -72,6 +72,15 @@ func twinSubjects() []twinSubject {
 		{"slidinglog", []*algorithm.Algorithm{algorithm.SlidingLog}},
 		{"concurrency", []*algorithm.Algorithm{algorithm.Concurrency}},
 	}
+	for _, s := range []twinSubject{
+		{"tokenbucket_across", slices.Clone(subjects[0].algorithms)}, {"subwindow_across", slices.Clone(subjects[4].algorithms)},
+		{"fixedwindow_across", slices.Delete(slices.Clone(subjects[2].algorithms), 1, 2)},
+	} {
+		for i, a := range s.algorithms {
+			s.algorithms[i] = algorithm.Across(a)
+		}
+		subjects = append(subjects, s)
+	}
 	mixed := twinSubject{name: "mixed"}
 	for _, s := range subjects {
 		mixed.algorithms = append(mixed.algorithms, s.algorithms...)
@@ -330,7 +339,13 @@ func hostileBatch(rng *rand.Rand, limits []*penstock.Plan, last *penstock.Decisi
 		if c.Mode == penstock.Refund && len(receipts) > 0 && rng.IntN(4) > 0 {
 			c.Receipt = receipts[len(receipts)-1-rng.IntN(min(len(receipts), 40))] + pick(rng, 0, 0, 0, 0, 0, 0, 0, 1)
 		}
-		c.Serial = pick(rng, 0, 0, 0, 1, 2, 3, algorithm.Max) // only Concurrency uses it
+		c.Serial = pick(rng, 0, 0, 0, 1, 2, 3, algorithm.Max)                 // only Concurrency uses it
+		if a := l.Algorithm(); algorithm.Across(a) == a && rng.IntN(2) == 0 { // regions exchange totals: see algorithm/across.go
+			c = penstock.Charge{Key: c.Key, Plan: l, Cost: c.Cost, Mode: algorithm.Attempt + 1 + penstock.Mode(rng.IntN(3))}
+			c.Holder = fmt.Sprint("region ", rng.IntN(3+rng.IntN(14)))
+			c.Receipt = pick(rng, 1, 1, 1, 1, 2, algorithm.Max)
+			c.Patience = time.Duration(pick(rng, 0, 1, 100, l.Limit().Period.Microseconds(), last.Status(0).ResetAfter.Microseconds())) * time.Microsecond
+		}
 		batch = append(batch, c)
 		if err := penstock.Check(batch); err != nil {
 			batch = batch[:len(batch)-1] // the same limit twice

@@ -99,6 +99,9 @@ var laws = []law{
 	{"limits in turn lose no charge",
 		"Limits of one name that are used in turn for one key, such as tiers, together admit what the largest " +
 			"admits. What one has used counts for all. A smaller one denies until enough units have refilled.", checkLimitsInTurn},
+	{"regions exchange what they have granted",
+		"The total of a region is what it has granted. A total of another region is charged once, however often it comes, " +
+			"also beyond the limit. Other limits refuse these modes.", checkExchange},
 	{"a hold is acquired, renewed and released",
 		"A holder has its slots once, however often it spends. Its own Refund releases them, once. A Refund " +
 			"of another holder does not.", checkHolds},
@@ -648,6 +651,45 @@ func checkForce(t *lawTest) {
 		}
 		t.wantGranted("a Force in a batch", t.allow(c.withHolder("fourth").charge(penstock.Force, 4), t.token().withName("other").spend(1)), 4, 0)
 	})
+}
+
+func checkExchange(t *lawTest) {
+	const report, merge, rejoin = algorithm.Attempt + 1, algorithm.Attempt + 2, algorithm.Attempt + 3 // see algorithm/across.go
+	for _, a := range []*algorithm.Algorithm{penstock.TokenBucket, penstock.SubWindow(6), penstock.CalendarWindow(algorithm.Day, noonZone())} {
+		c := t.counter(kind{"across-" + a.Title(), slowLimit(algorithm.Across(a))}, units)
+		t.allow(c.spend(3))
+		t.deny(c.spend(units + 1))
+		own := t.allow(c.charge(report, 0))
+		if own.Granted != 3 || own.Wait <= 0 || own.ResetAfter <= 0 {
+			t.reportViolation("%s: the report of a region that has granted 3 units: %+v; want 3 granted, and a life", a.Title(), own)
+		}
+		total := c.withHolder("another region").charge(merge, 4)
+		total.Receipt, total.Patience = 7, own.ResetAfter
+		for _, step := range []struct{ cost, granted, remaining int64 }{{4, 4, 3}, {4, 0, 3}, {2, 0, 3}, {9, 5, 0}} {
+			total.Cost = step.cost
+			t.wantGranted("a total of "+fmt.Sprint(step.cost)+" units of another region", t.allow(total), step.granted, step.remaining)
+		}
+		t.deny(c.spend(1))
+		if again := t.allow(c.charge(report, 0)); again.Granted != 3 || again.Wait != own.Wait {
+			t.reportViolation("%s: after a merge the report is %+v; want %+v", a.Title(), again, own)
+		}
+		if a == penstock.TokenBucket {
+			total.Mode, total.Cost, total.Patience = rejoin, 1009, (900*32+1)*time.Microsecond
+			t.wantGranted("a total of 1000 new units, of which 900 are refilled", t.allow(total), 100, 0)
+		}
+	}
+	many := t.counter(kind{"across-many", slowLimit(algorithm.Across(penstock.TokenBucket))}, 100*units)
+	for i := range int64(16) { // there is room for 14 other regions
+		total := many.withHolder(fmt.Sprint("region ", i)).charge(merge, 1)
+		total.Receipt = 1
+		t.wantGranted("a total of region "+fmt.Sprint(i), t.allow(total), max(0, min(1, 14-i)), 100*units-min(i+1, 14))
+	}
+	plain := t.token()
+	t.allow(plain.spend(1))
+	for _, mode := range []penstock.Mode{report, merge, rejoin, rejoin + 1} {
+		t.wantInvalid("mode "+mode.String()+" for a limit of one region", plain.charge(mode, 1))
+	}
+	t.wantRemaining(plain, units-1)
 }
 
 func checkDraw(t *lawTest) {

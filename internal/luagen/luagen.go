@@ -185,7 +185,7 @@ var constants = decimals(map[string]int64{
 	"IMPOSSIBLE": Impossible, "MAXPARTS": algorithm.MaxParts, "MAXSTRING": MaxString, "MAXPERIOD": algorithm.MaxPeriod, "SLACK": slackTTL, "MINSLACK": minSlack, "VIRTUALTTL": virtualTTL,
 	"FIRSTCOLLECTION": FirstCollection, "EXTENDED": ExtendedMode, "DRYRUN": DryRunMode, "COUNTED": CountedMode,
 	"REPLYPLAIN": ReplyPlain, "REPLYFULL": ReplyFull, "REPLYCORRUPT": ReplyCorrupt, "REPLYREPEAT": ReplyRepeat,
-	"REPLYRECEIPTS": ReplyReceipts, "MAXMARKS": algorithm.MaxMarks,
+	"REPLYRECEIPTS": ReplyReceipts,
 })
 
 // decimals writes numbers in decimal digits.

@@ -1,0 +1,220 @@
+package algorithm
+
+import (
+	_ "embed"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+//go:embed across.lua
+var acrossLua string
+
+// The modes by which regions exchange what they have granted. Only algorithms of [Across] know
+// them, and only package internal/regions uses them.
+const (
+	// report returns the tally. Granted is the total of the present life, Wait the life, and Remaining
+	// for how long it has lasted, in µs. ResetAfter is as in a Peek.
+	report Mode = Attempt + 1 + iota
+
+	// merge brings the total of another region: Holder is its name, Receipt its life, and Cost the
+	// total. For windows, Patience is the time until the other region's window ends. What is new is
+	// charged as a Force does, and is the Granted of the outcome.
+	merge
+
+	// rejoin is a merge after silence. Patience is 32 times a number of units, plus a factor. The
+	// units are those that this region has not refilled meanwhile, because they were the other
+	// region's share. They are not charged again. The factor says how many times the capacity of
+	// this region's share the other region can have in use. So much is charged at least, or all that
+	// is new. A total of a region that is not known here is charged up to this capacity only.
+	rejoin
+)
+
+const (
+	// tallyLife is for how long, in µs, a tally outlives the state of its limit. A total begins anew
+	// after half of it. So the rows of other regions outlive the total that they count.
+	tallyLife = 60_000_000
+
+	// maxRows is the largest number of other regions. With it, a TokenBucket with all its marks has
+	// 114 numbers.
+	maxRows = 14
+
+	rejoinFactors = 32 // see rejoin
+
+	acrossSuffix = "_across" // of the names of algorithms across regions
+
+	tallyNumbers = 5 // of a tally without its rows, in the Lua twin's state
+)
+
+// exchanged says that Across supports the algorithm. capacity is the index, from 1, of the
+// parameter that has the units of a limit. isWindowed says that the first number of the state is
+// the end of a window that is aligned to a clock.
+func exchanged(capacity int, isWindowed bool) Option {
+	return func(a *Algorithm) { a.capacityParam, a.isWindowed = capacity, isWindowed }
+}
+
+// Across returns an algorithm for limits that hold across several regions, each with a store of its
+// own. It decides as a does, and keeps a tally: how many units this region has granted in all, and
+// how many it has merged of each other region. The tallies are exchanged outside of decisions.
+//
+// All regions use the same algorithm. A limit across regions can neither book, nor be leased or
+// split, nor count denied requests. TokenBucket, FixedWindow, CalendarWindow and SubWindow can be
+// across regions. With another algorithm, the limit is invalid.
+func Across(a *Algorithm) *Algorithm {
+	if a.isAcross {
+		return a
+	}
+	made := *a
+	made.isAcross = true
+	made.name = a.name + acrossSuffix
+	made.maxNumbers = a.maxNumbers + tallyNumbers + 3*maxRows
+	hasMarks := a.receiptNumber > 0 && a.canBook
+	if hasMarks {
+		made.maxNumbers += 2 * maxMarks
+	}
+	made.receiptNumber += tallyNumbers
+	made.isAdditive, made.canBook, made.countsDenied, made.decay, made.possibleParts = false, false, false, DecayUnknown, nil
+	if a.capacityParam == 0 {
+		made.prepare = func(Limit) (Params, error) {
+			return Params{}, fmt.Errorf("%s cannot be across regions; use token-bucket, sub-window, or windows that are aligned to the clock", a.title)
+		}
+		return &made
+	}
+	made.newStates = func() States { return &acrossStates{States: a.newStates(), algorithm: a} }
+	made.lua = strings.Replace(a.lua, "local function "+a.name+"(", "local function "+a.name+"_here(", 1) +
+		strings.NewReplacer("name_across", made.name, "name_here", a.name+"_here", "CAPACITY", "p"+strconv.Itoa(a.capacityParam),
+			"WINDOWED", strconv.FormatBool(a.isWindowed), "HASMARKS", strconv.FormatBool(hasMarks), "REFILLS", strconv.FormatBool(a.hasSteadyRefill),
+			"REPORT", strconv.Itoa(int(report)), "MERGE", strconv.Itoa(int(merge)), "REJOIN", strconv.Itoa(int(rejoin)),
+			"MAXROWS", strconv.Itoa(maxRows), "TALLYLIFE", strconv.Itoa(tallyLife), "FACTORS", strconv.Itoa(rejoinFactors)).Replace(acrossLua)
+	return &made
+}
+
+// A tally is what a region knows of a counter across regions.
+type tally struct {
+	life    int64 // when the total began, in µs since the epoch, or later: a new life is above the last
+	granted int64 // the total: units granted in this life, less those that a credit paid for
+	credit  int64 // units refunded, for the next grants
+	until   int64 // when the total ends, in µs since the epoch
+	rows    []row // never changed in place
+}
+
+// A row is what is merged of another region.
+type row struct{ granted, life, region int64 }
+
+// acrossStates are the States of an algorithm of Across.
+type acrossStates struct {
+	States
+	algorithm *Algorithm
+	tallies   []tally
+}
+
+// Add adds a fresh state.
+func (s *acrossStates) Add() uint32 {
+	i := s.States.Add()
+	if int(i) == len(s.tallies) {
+		s.tallies = append(s.tallies, tally{})
+	}
+	return i
+}
+
+// Remove clears a state.
+func (s *acrossStates) Remove(i uint32) {
+	s.States.Remove(i)
+	s.tallies[i] = tally{}
+}
+
+// Step decides a request.
+func (s *acrossStates) Step(i uint32, p *Params, r *Request, now int64, commit bool, out *Outcome) {
+	t := s.tallies[i]
+	if t.life == 0 || s.isOver(i, now) || now > t.until { // nothing of the total counts any more
+		t.life, t.granted, t.credit, t.until = max(now, t.life+1), 0, 0, now
+	}
+	if !s.hasCredit(now, t.until) {
+		t.credit = 0
+	}
+	step, isMerge := *r, r.Mode == merge || r.Mode == rejoin
+	at, total := -1, row{r.Cost, r.Receipt, 0}
+	step.Patience = 0
+	if r.Mode == report {
+		step = Request{Mode: Peek}
+	} else if isMerge {
+		total.region = HolderID(r.Holder)
+		at = slices.IndexFunc(t.rows, func(known row) bool { return known.region == total.region })
+		units := r.Cost // what is new
+		if at >= 0 && t.rows[at].life == total.life {
+			units -= t.rows[at].granted
+		}
+		step = Request{Mode: Force, Cost: units}
+		if units <= 0 || at >= 0 && t.rows[at].life > total.life {
+			step, isMerge = Request{Mode: Peek}, false
+		} else if r.Mode == rejoin {
+			step.Cost = min(units, p[s.algorithm.capacityParam-1]*(r.Patience%rejoinFactors))
+			if at >= 0 {
+				step.Cost = max(units-r.Patience/rejoinFactors, step.Cost)
+			}
+		}
+	}
+
+	s.States.Step(i, p, &step, now, commit && !isMerge, out)
+	units := out.Granted
+	if isMerge && s.isOtherWindow(p, r.Patience, out.ResetAfter) || isMerge && at < 0 && len(t.rows) == maxRows {
+		step, isMerge = Request{Mode: Peek}, false
+		s.States.Step(i, p, &step, now, commit, out)
+	}
+	switch {
+	case r.Mode == report:
+		out.Granted, out.Remaining, out.Wait = t.granted, max(now-t.life, 0), t.life
+	case isMerge:
+		if commit {
+			s.States.Step(i, p, &step, now, commit, out)
+		}
+		if at >= 0 {
+			t.rows = slices.Clone(t.rows)
+			t.rows[at] = total
+		} else {
+			t.rows = append(slices.Clip(t.rows), total)
+		}
+		out.Keep = max(out.Keep, 0)
+	case units > 0 && r.Mode != merge && r.Mode != rejoin:
+		paid := min(t.credit, units)
+		if r.Mode == Refund {
+			paid = -units
+		} else {
+			t.granted = min(t.granted+units-paid, Max)
+		}
+		t.credit = min(t.credit-paid, Max)
+		t.until = min(now+out.ResetAfter+tallyLife/2, Max)
+	}
+	if !s.hasCredit(now, t.until) {
+		t.credit = 0
+	}
+	if out.Keep == Unchanged {
+		return
+	}
+	out.Keep += tallyLife
+	if commit || !out.OK() {
+		s.tallies[i] = t
+	}
+}
+
+// isOver reports whether the window has ended in which the total was granted.
+func (s *acrossStates) isOver(i uint32, now int64) bool {
+	return s.algorithm.isWindowed && s.States.(*stateArray[window]).states[i].End <= now
+}
+
+// hasCredit reports whether units that were refunded are still used elsewhere, where they were
+// merged: until the window ends, or while the bucket here is in use, because both refill alike.
+func (s *acrossStates) hasCredit(now, until int64) bool {
+	return s.algorithm.isWindowed || s.algorithm.hasSteadyRefill && now < until-tallyLife/2
+}
+
+// isOtherWindow reports whether the window of another region, which ends after a time, is another
+// one than that of this region.
+func (s *acrossStates) isOtherWindow(p *Params, theirs, ours int64) bool {
+	length := p[1]
+	if p[3] != alignEpoch {
+		length = p[3] - p[2]
+	}
+	return s.algorithm.isWindowed && 2*max(theirs-ours, ours-theirs) >= length
+}
