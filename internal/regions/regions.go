@@ -1,0 +1,224 @@
+// Package regions exchanges between several regions what each has granted, for limits across
+// regions (algorithm.Across). Each region decides alone, in a store of its own. One instance of a
+// region runs its Exchange: it asks the other regions for their totals, and merges these into its
+// own store. docs/decisions/0033 has the bound of this and its proof.
+package regions
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/internal/batches"
+)
+
+// The modes by which totals are exchanged: see algorithm/across.go.
+const (
+	report = algorithm.Attempt + 1 + iota
+	merge
+	rejoin
+
+	rejoinFactors = 32
+)
+
+// MaxRegions is the largest number of regions. A counter has room for the totals of all but one.
+const MaxRegions = 15
+
+// Options configure an Exchange.
+type Options struct {
+	Self  string         // the name of this region
+	Peers []string       // the names of the others
+	Store penstock.Store // of this region
+
+	Every     time.Duration    // how often each other region is asked, ± 10 %. Default: 1 s
+	Silence   time.Duration    // without contact for this long, a region has its share. Default: 3 × Every
+	MaxTotals int              // of one answer. Default: 1000
+	Now       func() time.Time // Default: time.Now
+	Seed      uint64           // of the jitter
+}
+
+// Lag returns how long a region may not know what another one has granted, if a message takes at
+// most this delay: while all is well, and at most.
+func (o Options) Lag(delay time.Duration) (usual, most time.Duration) {
+	o.setDefaults()
+	usual = o.Every + o.Every/jitterPart + delay
+	return usual, o.Silence + usual
+}
+
+// jitterPart says how much the time between two asks differs from Every: by at most this part.
+const jitterPart = 10
+
+func (o *Options) setDefaults() {
+	if o.Every == 0 {
+		o.Every = time.Second
+	}
+	if o.Silence == 0 {
+		o.Silence = 3 * o.Every
+	}
+	if o.MaxTotals == 0 {
+		o.MaxTotals = 1000
+	}
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+}
+
+// An Exchange is one region's part in the exchange.
+type Exchange struct {
+	o      Options
+	site   *Site
+	decide batches.Func
+	names  []string // of all regions, in alphabetical order
+
+	mu     sync.Mutex
+	rng    *rand.Rand
+	peers  map[string]*peer
+	shares map[shareID]*penstock.Plan
+}
+
+// A peer is another region, as this one knows it from its answers.
+type peer struct {
+	number uint64 // of the last answer that was merged
+
+	// contactAt is when this region asked for the last full answer that it has merged.
+	contactAt time.Time
+
+	// countedAt is until when the units of the peer's share are reckoned.
+	countedAt time.Time
+}
+
+// New makes the Exchange of a region.
+func New(o Options) (*Exchange, error) {
+	o.setDefaults()
+	names := append(slices.Clone(o.Peers), o.Self)
+	slices.Sort(names)
+	if len(slices.Compact(slices.Clone(names))) != len(names) || len(names) < 2 || len(names) > MaxRegions || slices.Contains(names, "") {
+		return nil, fmt.Errorf("%w: the regions are %q; write 2 to %d different names", penstock.ErrInvalid, names, MaxRegions)
+	}
+	decide := batches.Of(o.Store)
+	e := &Exchange{
+		o: o, decide: decide, names: names, rng: rand.New(rand.NewPCG(o.Seed, 0)), peers: make(map[string]*peer), shares: make(map[shareID]*penstock.Plan),
+		site: &Site{store: o.Store, decide: decide, now: o.Now, maxTotals: o.MaxTotals, visitors: make(map[string]*visitor)},
+	}
+	for _, name := range o.Peers {
+		e.peers[name] = &peer{countedAt: o.Now()}
+		e.site.visitors[name] = &visitor{changed: make(map[id]*change)}
+	}
+	return e, nil
+}
+
+// Site returns what the region shows to others.
+func (e *Exchange) Site() *Site { return e.site }
+
+// Run asks the other regions until ctx ends.
+func (e *Exchange) Run(ctx context.Context, peers map[string]Peer) {
+	var running sync.WaitGroup
+	for name, p := range peers {
+		running.Go(func() {
+			for ctx.Err() == nil {
+				asked, pause := e.o.Now(), e.Pause()
+				answer, err := e.askOnce(ctx, name, p)
+				if err == nil && !answer.IsFull {
+					continue
+				}
+				select {
+				case <-ctx.Done():
+				case <-time.After(pause - e.o.Now().Sub(asked)):
+				}
+			}
+		})
+	}
+	running.Wait()
+}
+
+// askOnce asks a region and merges its answer.
+func (e *Exchange) askOnce(ctx context.Context, name string, p Peer) (Answer, error) {
+	ctx, cancel := context.WithTimeout(ctx, e.o.Silence)
+	defer cancel()
+	asked := e.o.Now()
+	answer, err := p.Answer(ctx, e.Ask(name))
+	if err == nil {
+		err = e.Merge(ctx, name, asked, answer)
+	}
+	return answer, err
+}
+
+// Pause returns the time between two asks.
+func (e *Exchange) Pause() time.Duration {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	jitter := e.o.Every / jitterPart
+	return e.o.Every - jitter + time.Duration(e.rng.Int64N(int64(2*jitter)+1))
+}
+
+// Ask returns what to ask a region now.
+func (e *Exchange) Ask(region string) Ask {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	p := e.peers[region]
+	ask := Ask{From: e.o.Self, Merged: p.number, Contact: -1}
+	if !p.contactAt.IsZero() {
+		ask.Contact = e.o.Now().Sub(p.contactAt)
+	}
+	return ask
+}
+
+// Merge merges the answer of a region, which was asked for at a time.
+func (e *Exchange) Merge(ctx context.Context, region string, asked time.Time, answer Answer) error {
+	now := e.o.Now()
+	inContact := e.inContact(region, now)
+	e.mu.Lock()
+	p := e.peers[region]
+	silent := now.Sub(later(p.countedAt, e.lastContact(region).Add(e.o.Silence)))
+	e.mu.Unlock()
+	known := 2 * e.o.Silence
+	charges := make([]penstock.Charge, len(answer.Totals))
+	for i, t := range answer.Totals {
+		share, err := e.share(t.Plan, now)
+		if err != nil {
+			return err
+		}
+		c := penstock.Charge{Key: t.Key, Plan: share, Mode: merge, Holder: region, Receipt: t.Life, Cost: min(t.Granted, penstock.MaxCost)}
+		if t.Plan.Algorithm().WindowsDiffer() { // the windows of a day, for example
+			c.Patience = t.Left
+		} else if !inContact || t.Age > known {
+			factor := (t.Plan.Capacity() + share.Capacity() - 1) / share.Capacity()
+			c.Mode, c.Patience = rejoin, time.Duration(factor)*time.Microsecond
+			if !inContact {
+				c.Patience += rejoinFactors * time.Microsecond * time.Duration(e.refilled(t.Plan, region, silent))
+			}
+		}
+		charges[i] = c
+	}
+	if _, err := decideEach(ctx, e.decide, charges); err != nil {
+		return err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	p.number = answer.Number
+	if answer.IsFull {
+		p.contactAt, p.countedAt = later(p.contactAt, asked), later(p.countedAt, now)
+	}
+	return nil
+}
+
+// lastContact returns the last time at which both regions had merged all of the other.
+func (e *Exchange) lastContact(region string) time.Time {
+	ours, theirs := e.peers[region].contactAt, e.site.contactAt(region)
+	if theirs.Before(ours) {
+		return theirs
+	}
+	return ours
+}
+
+// inContact reports whether a region is in contact. Otherwise it has its share.
+func (e *Exchange) inContact(region string, now time.Time) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return now.Sub(e.lastContact(region)) <= e.o.Silence
+}

@@ -1,0 +1,164 @@
+package regions
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/internal/batches"
+)
+
+// A shareID identifies the share of a limit that some regions have.
+type shareID struct {
+	plan    *penstock.Plan
+	regions uint64 // a bit for each region, in alphabetical order
+}
+
+// Check returns an error if a limit has no share for one of the regions.
+func (e *Exchange) Check(plan *penstock.Plan) error {
+	for i := range e.names {
+		if _, err := e.shareOf(shareID{plan, 1 << i}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// share returns the share that this region enforces now: that of all regions in contact.
+func (e *Exchange) share(plan *penstock.Plan, now time.Time) (*penstock.Plan, error) {
+	share := shareID{plan: plan}
+	for i, name := range e.names {
+		if name == e.o.Self || e.inContact(name, now) {
+			share.regions |= 1 << i
+		}
+	}
+	return e.shareOf(share)
+}
+
+// shareOf returns the share of some regions. The shares of all regions add up to the limit.
+func (e *Exchange) shareOf(share shareID) (*penstock.Plan, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if known := e.shares[share]; known != nil {
+		return known, nil
+	}
+	all := int64(len(e.names))
+	part := func(units int64) (sum int64) {
+		for i := range all {
+			if share.regions>>i&1 == 1 {
+				sum += (units + all - 1 - i) / all
+			}
+		}
+		return sum
+	}
+	limit := share.plan.Limit()
+	if share.regions == 1<<all-1 {
+		return share.plan, nil
+	}
+	tries := []penstock.Limit{limit}
+	tries[0].Count = part(limit.Count)
+	if limit.Algorithm.RefillsSteadily() {
+		n := part(all) // regions
+		exact, rounded := limit, limit
+		exact.Count, exact.Period = limit.Count*n, limit.Period*time.Duration(all)
+		rounded.Count = limit.Count / all * n
+		tries = []penstock.Limit{exact, rounded}
+		for i := range tries {
+			tries[i].Burst = part(share.plan.Capacity())
+		}
+	}
+	for _, l := range tries {
+		isEmpty := limit.Algorithm.RefillsSteadily() && l.Burst == 0
+		if plan, err := l.Compile(); err == nil && !isEmpty {
+			e.shares[share] = plan
+			return plan, nil
+		}
+	}
+	return nil, fmt.Errorf("%w: limit %q: %s cannot be shared by %d regions, because each needs a unit of its count and its burst; raise them",
+		penstock.ErrInvalid, limit.Name, share.plan, all)
+}
+
+// refilled returns how many units the share of a region refills in a time, rounded down.
+func (e *Exchange) refilled(plan *penstock.Plan, region string, in time.Duration) int64 {
+	if !plan.Algorithm().RefillsSteadily() {
+		return algorithm.Max / rejoinFactors // no period of a sub-window has more than a count, however long the silence was
+	}
+	limit := plan.Limit()
+	return int64(min(float64(max(in, 0))/float64(limit.Period)*float64(limit.Count)/float64(len(e.names)), algorithm.Max/rejoinFactors))
+}
+
+// Store returns the store that decides for this region. It enforces the share of the regions in
+// contact, and notes what it grants.
+func (e *Exchange) Store() penstock.Store {
+	return batches.Func(func(ctx context.Context, list []*batches.Batch) {
+		now := e.o.Now()
+		shared := make([]*batches.Batch, 0, len(list))
+		var changed []*batches.Batch // those of the list that have limits across regions
+		for _, b := range list {
+			own, err := e.withShares(b, now)
+			if b.Err = err; err != nil {
+				continue
+			}
+			shared, changed = append(shared, own), append(changed, b)
+		}
+		if len(shared) > 0 {
+			e.decide(ctx, shared)
+		}
+		for i, b := range changed {
+			own := shared[i]
+			if own == b {
+				continue
+			}
+			b.Decision, b.Err = own.Decision, own.Err
+			e.noteGrants(b)
+		}
+	})
+}
+
+// withShares returns the batch with shares in the place of limits across regions, and without its
+// shadows. If it has no such limits, withShares returns the batch itself.
+func (e *Exchange) withShares(b *batches.Batch, now time.Time) (*batches.Batch, error) {
+	own := b
+	for i := range b.Charges {
+		plan := b.Charges[i].Plan
+		if !isAcross(plan) {
+			continue
+		}
+		share, err := e.share(plan, now)
+		if err != nil {
+			return nil, err
+		}
+		if own == b {
+			own = &batches.Batch{Charges: slices.Clone(b.Charges)}
+		}
+		own.Charges[i].Plan = share
+	}
+	return own, nil
+}
+
+func isAcross(plan *penstock.Plan) bool {
+	return plan != nil && strings.HasSuffix(plan.Algorithm().Name(), "_across")
+}
+
+// noteGrants notes what a batch has granted, or may have granted if its outcome is unknown.
+func (e *Exchange) noteGrants(b *batches.Batch) {
+	for i := range b.Charges {
+		c := &b.Charges[i]
+		if !isAcross(c.Plan) || c.Mode == penstock.Peek || c.Mode > penstock.Force {
+			continue
+		}
+		units := c.Cost
+		if b.Err == nil {
+			units = b.Decision.Status(i).Granted
+		} else if failed := penstock.AsStoreError(b.Err); failed == nil || !failed.MayBeCharged {
+			continue
+		}
+		if units > 0 {
+			e.site.note(Counter{c.Key, c.Plan}, units)
+		}
+	}
+}

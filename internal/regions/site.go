@@ -1,0 +1,186 @@
+package regions
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/batches"
+)
+
+// A Counter is a limit under one key.
+type Counter struct {
+	Key  string
+	Plan *penstock.Plan // the whole limit, and not a share of it
+}
+
+// An id identifies a Counter.
+type id struct {
+	key   string
+	limit [2]uint64
+}
+
+// A Total is how many units a region has granted of a counter.
+type Total struct {
+	Counter
+	Life    int64         // see algorithm.Across
+	Granted int64         // units in this life
+	Age     time.Duration // of the life
+	Left    time.Duration // until its units are free again; of a window: until it ends
+}
+
+// An Ask asks a region for its totals.
+type Ask struct {
+	From string // the region that asks
+
+	// Merged is the number of the last answer that was merged.
+	Merged uint64
+
+	// Contact is how long ago the region asked for the last full answer that it has merged. It is
+	// negative if there was none.
+	Contact time.Duration
+}
+
+// An Answer has the totals that have changed since the last answer that was merged.
+type Answer struct {
+	Number uint64
+	Totals []Total // those of the busiest counters first
+	IsFull bool    // no other total has changed
+}
+
+// A Peer is another region, as far as it can be reached.
+type Peer interface {
+	Answer(ctx context.Context, ask Ask) (Answer, error)
+}
+
+// A Site is what a region shows to others: its store, and which of its counters have changed.
+type Site struct {
+	store     penstock.Store
+	decide    batches.Func
+	now       func() time.Time
+	maxTotals int
+
+	mu       sync.Mutex
+	visitors map[string]*visitor
+}
+
+// A visitor is another region, as this one knows it from what it asks.
+type visitor struct {
+	changed   map[id]*change // since the last answer that was merged
+	number    uint64         // of the last answer
+	sent      []change       // in this answer
+	contactAt time.Time      // at this time it had merged all that this region has granted
+}
+
+// A change is a counter and the units that were granted of it.
+type change struct {
+	counter Counter
+	units   int64
+}
+
+// note records that units of a counter were granted.
+func (s *Site) note(c Counter, units int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, v := range s.visitors {
+		if known := v.changed[idOf(c)]; known != nil {
+			known.units += units
+		} else {
+			v.changed[idOf(c)] = &change{c, units}
+		}
+	}
+}
+
+func idOf(c Counter) id { return id{c.Key, c.Plan.ID()} }
+
+// Answer returns the totals that have changed for a region.
+func (s *Site) Answer(ctx context.Context, ask Ask) (Answer, error) {
+	answer, changes, err := s.take(ask)
+	if err != nil {
+		return Answer{}, err
+	}
+	reports := make([]penstock.Charge, len(changes))
+	for i, c := range changes {
+		reports[i] = penstock.Charge{Key: c.counter.Key, Plan: c.counter.Plan, Mode: report}
+	}
+	statuses, err := decideEach(ctx, s.decide, reports)
+	if err != nil {
+		return Answer{}, err
+	}
+	for i, status := range statuses {
+		if status.Granted > 0 && status.ResetAfter > 0 { // otherwise none of it is used
+			answer.Totals = append(answer.Totals, Total{
+				Counter: changes[i].counter, Life: status.Wait.Microseconds(), Granted: status.Granted,
+				Age: time.Duration(status.Remaining) * time.Microsecond, Left: status.ResetAfter,
+			})
+		}
+	}
+	return answer, nil
+}
+
+// take returns the busiest of the changed counters. It first removes those that are merged.
+func (s *Site) take(ask Ask) (answer Answer, changes []change, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v := s.visitors[ask.From]
+	if v == nil {
+		return Answer{}, nil, fmt.Errorf("%w: region %.64q asks, and is not among the peers of this region; write it there, under the same name", penstock.ErrInvalid, ask.From)
+	}
+	if ask.Contact >= 0 {
+		v.contactAt = later(v.contactAt, s.now().Add(-ask.Contact))
+	}
+	if ask.Merged == v.number {
+		for _, c := range v.sent {
+			known := v.changed[idOf(c.counter)]
+			if known.units -= c.units; known.units == 0 {
+				delete(v.changed, idOf(c.counter))
+			}
+		}
+	}
+	for _, c := range v.changed {
+		changes = append(changes, *c)
+	}
+	slices.SortFunc(changes, func(a, b change) int {
+		return cmp.Or(cmp.Compare(b.units, a.units), cmp.Compare(a.counter.Key, b.counter.Key))
+	})
+	v.number++
+	v.sent = changes[:min(len(changes), s.maxTotals)]
+	return Answer{Number: v.number, IsFull: len(v.sent) == len(changes)}, v.sent, nil
+}
+
+// contactAt returns when a region had merged all that this one had granted, as far as it is known.
+func (s *Site) contactAt(region string) time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.visitors[region].contactAt
+}
+
+// decideEach decides charges that do not depend on each other.
+func decideEach(ctx context.Context, decide batches.Func, charges []penstock.Charge) ([]penstock.Status, error) {
+	list := make([]*batches.Batch, len(charges))
+	for i := range charges {
+		list[i] = &batches.Batch{Charges: charges[i : i+1]}
+	}
+	if len(list) > 0 {
+		decide(ctx, list)
+	}
+	statuses := make([]penstock.Status, len(charges))
+	for i, b := range list {
+		if b.Err != nil {
+			return nil, b.Err
+		}
+		statuses[i] = b.Decision.Status(0)
+	}
+	return statuses, nil
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
