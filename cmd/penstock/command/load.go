@@ -136,7 +136,7 @@ func (l *loadCommand) read() (o load.Options, thresholds []*threshold, err error
 			return o, nil, fmt.Errorf("--limit: %w", err)
 		}
 	}
-	o.Arrivals, err = simulate.Parse(l.arrivals, o.Limit)
+	o.Arrivals, err = simulate.Parse(l.arrivals, o.Limit, 1)
 	return o, thresholds, cmp.Or(err, l.check(o.Arrivals))
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/text/printable"
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/simulate"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/regions"
 	"github.com/penstock/penstock/internal/wording"
 )
 
@@ -33,14 +35,19 @@ func newSimulate(algorithms []*algorithm.Algorithm) *cobra.Command {
 			"  20 every 50ms from 5s              one after another\n" +
 			"  100/s for 10s                      a rate with equal gaps; add poisson for random gaps, or on 1s off 4s for pauses\n" +
 			"  50 clients every 100ms..1s for 1m  each sends its next request some time after an answer; add joining 5/s\n" +
+			"With --regions, each part may end with the number of its region, as in 100/s for 10s in 2. Otherwise regions take turns.\n" +
 			"These names stand for arrivals that suit the limit:\n  " + strings.Join(simulate.Names(), "\n  ") + "\n" +
 			"All requests share one counter, unless --per-client is given. With it, each client has one counter. Client 1 is the\n" +
 			"same in each part of --arrivals, and so are the others. Requests without clients, as in 150 at 0s, are all of client 0.",
 		Example: "  penstock simulate '10/s, burst 100' --arrivals '150 at 0s; 60 at 5s'\n" +
 			"  penstock simulate 100/min --algorithm all --arrivals boundary\n" +
-			"  penstock simulate 100/s --arrivals '150/s for 60s' --instances 4 --down 20s..40s",
+			"  penstock simulate 100/s --arrivals '150/s for 60s' --instances 4 --down 20s..40s\n" +
+			"  penstock simulate '1000/s, burst 1000' --regions 3 --across exchange --delay 80ms --cut 2@10s..40s",
 		Args: argumentCount(1, 1, "a rate, as in: penstock simulate '10/s, burst 100'"),
 		RunE: func(c *cobra.Command, args []string) error {
+			if s.regions > 1 && !c.Flags().Changed("arrivals") {
+				s.arrivals = "overload"
+			}
 			return s.run(c.Context(), c.OutOrStdout(), args[0], algorithms)
 		},
 		ValidArgsFunction: cobra.NoFileCompletions,
@@ -53,6 +60,10 @@ func newSimulate(algorithms []*algorithm.Algorithm) *cobra.Command {
 	f.BoolVar(&s.perClient, "per-client", false, "each client has a counter of its own")
 	f.StringVar(&s.onDenied, "on-denied", string(simulate.Drop), "what a client does after a denial: drop the request, wait (send it again after Retry-After) or retry (send it\nagain after 100 ms), at most three times")
 	f.IntVar(&s.instances, "instances", 1, "instances that share the limit, and take turns")
+	f.IntVar(&s.regions, "regions", 1, "regions, each with a store of its own")
+	f.StringVar(&s.across, "across", "", "how one limit holds in all regions: exchange. Default: each region is on its own")
+	f.DurationVar(&s.delay, "delay", 0, "how long a message between two regions takes")
+	f.StringSliceVar(&s.cuts, "cut", nil, "when a region is cut off from the others, as in 2@10s..40s for region 2")
 	f.StringVar(&s.down, "down", "", "when the store gives no answer, as in 20s..40s")
 	f.StringVar(&s.onFailure, "on-failure", guard.FailLocal.String(), "how instances decide meanwhile: local, open or closed")
 	f.Uint64Var(&s.seed, "seed", 1, "seed of random gaps; the same seed gives the same result")
@@ -68,7 +79,10 @@ type simulateCommand struct {
 	cost                                        int64
 	maxWait                                     time.Duration
 	perClient, hasDecisions                     bool
-	instances                                   int
+	instances, regions                          int
+	across                                      string
+	delay                                       time.Duration
+	cuts                                        []string
 	seed                                        uint64
 }
 
@@ -79,6 +93,8 @@ const maxDecisions = 100_000
 type simulation struct {
 	Limit     string   `json:"limit"`
 	Algorithm string   `json:"algorithm"`
+	Regions   int      `json:"regions,omitempty"`
+	Across    string   `json:"across,omitempty"`
 	Bounds    []string `json:"bounds"` // how much is admitted at most
 	Arrivals  string   `json:"arrivals"`
 	simulate.Result
@@ -140,6 +156,9 @@ func (s *simulateCommand) read(rate string, own []*algorithm.Algorithm) (plans [
 	case s.instances < 1 || s.instances > simulate.MaxInstances:
 		return nil, o, fmt.Errorf("--instances is %d; write 1 to %d", s.instances, simulate.MaxInstances)
 	}
+	if o.Regions, err = s.readRegions(); err != nil {
+		return nil, o, err
+	}
 	if s.down != "" {
 		if o.DownFrom, o.DownTo, err = readInterval(s.down); err != nil {
 			return nil, o, fmt.Errorf("--down is %q; write when the store fails and when it returns, as in 20s..40s", wording.Clip(s.down))
@@ -154,6 +173,9 @@ func (s *simulateCommand) read(rate string, own []*algorithm.Algorithm) (plans [
 		if len(chosen) > 1 && a.BurstUse() == algorithm.BurstUnused {
 			l.Burst = 0
 		}
+		if s.across != "" {
+			a = algorithm.Across(a)
+		}
 		plan, err := l.With(a).Compile()
 		if err != nil {
 			return nil, o, err
@@ -162,6 +184,39 @@ func (s *simulateCommand) read(rate string, own []*algorithm.Algorithm) (plans [
 	}
 	return plans, o, nil
 }
+
+// readRegions reads the options about regions.
+func (s *simulateCommand) readRegions() (o simulate.Regions, err error) {
+	o = simulate.Regions{Count: s.regions, Delay: s.delay}
+	hasOthers := s.across != "" || s.delay != 0 || len(s.cuts) > 0
+	switch {
+	case s.regions < 1 || s.regions > regions.MaxRegions:
+		return o, fmt.Errorf("--regions is %d; write 1 to %d", s.regions, regions.MaxRegions)
+	case s.regions == 1 && hasOthers:
+		return o, errors.New("--across, --delay and --cut are about several regions; add --regions 2 or more")
+	case s.regions > 1 && (s.instances > 1 || s.down != ""):
+		return o, errors.New("--instances and --down are about one region; remove them, or --regions")
+	case s.across != "" && s.across != "exchange":
+		return o, fmt.Errorf("--across is %q; write exchange, or remove it, so that each region is on its own", wording.Clip(s.across))
+	case s.delay < 0 || s.delay > maxDelay:
+		return o, fmt.Errorf("--delay is %s; write 0 to %s", wording.Period(s.delay), wording.Period(maxDelay))
+	}
+	for _, text := range s.cuts {
+		number, interval, _ := strings.Cut(text, "@")
+		cut := simulate.Cut{}
+		if cut.Region, err = strconv.Atoi(number); err == nil {
+			cut.From, cut.To, err = readInterval(interval)
+		}
+		if err != nil || cut.Region < 1 || cut.Region > s.regions {
+			return o, fmt.Errorf("--cut is %q; write the number of a region, and when it is cut off, as in 2@10s..40s", wording.Clip(text))
+		}
+		o.Cuts = append(o.Cuts, cut)
+	}
+	return o, nil
+}
+
+// maxDelay is the longest delay of a message. With a longer one, regions would never be in contact.
+const maxDelay = 500 * time.Millisecond
 
 // readInterval reads two times with two dots between them.
 func readInterval(text string) (from, to time.Duration, err error) {
@@ -199,7 +254,7 @@ func chooseAlgorithms(titles []string, own []*algorithm.Algorithm) (chosen []*al
 
 // simulate runs one algorithm.
 func (s *simulateCommand) simulate(ctx context.Context, plan *penstock.Plan, o simulate.Options) (*simulation, error) {
-	arrivals, err := simulate.Parse(s.arrivals, plan)
+	arrivals, err := simulate.Parse(s.arrivals, plan, s.regions)
 	if err != nil {
 		return nil, withStatus(exitUsage, err)
 	}
@@ -231,7 +286,21 @@ func (s *simulateCommand) simulate(ctx context.Context, plan *penstock.Plan, o s
 		return nil, withStatus(exitUsage, err)
 	}
 	one.Result, one.Timeline = *result, timeline.Rows()
+	if s.regions > 1 {
+		one.Regions, one.Across = s.regions, s.across
+		one.Bounds = append(one.Bounds, s.regionBound(one))
+	}
 	return one, nil
+}
+
+// regionBound says how much the regions admit together.
+func (s *simulateCommand) regionBound(one *simulation) string {
+	if s.across == "" {
+		return fmt.Sprintf("each of %d regions is on its own: together %d in any %s", s.regions, one.Bound, wording.Period(one.period))
+	}
+	usual, most := regions.Options{}.Lag(s.delay)
+	return fmt.Sprintf("%d regions together, at this demand: %d in any %s; a region knows of the others within %s, or %s when links fail",
+		s.regions, one.Bound, wording.Period(one.period), wording.Period(usual), wording.Period(most))
 }
 
 func (s *simulateCommand) print(out io.Writer, all []simulation) error {
@@ -300,6 +369,12 @@ func (one *simulation) print(out io.Writer) error {
 		printable.Fprintf(out, "; the store was down for %d", one.InOutage)
 	}
 	printable.Fprintf(out, "\nat most %d %s admitted in any %s", one.MostUnits, plural(int(one.MostUnits), "unit"), wording.Period(one.period))
+	if one.Regions > 0 {
+		printable.Fprintf(out, "; the bound is %d", one.Bound)
+		for i, allowed := range one.ByRegion {
+			printable.Fprintf(out, "\nregion %d: %d allowed", i+1, allowed)
+		}
+	}
 	if one.LongestWait > 0 {
 		printable.Fprintf(out, "; the longest wait was %s", round(one.LongestWait))
 	}

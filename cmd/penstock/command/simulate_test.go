@@ -83,23 +83,58 @@ func TestSimulatePrintsEachDecision(t *testing.T) {
 	}
 }
 
+// TestSimulateSeveralRegions: regions that exchange stay within the bound beside what they admit.
+// Regions on their own admit as many times the limit as there are.
+func TestSimulateSeveralRegions(t *testing.T) {
+	for _, across := range []string{"", "exchange"} {
+		code, out, stderr := command("simulate", "100/s, burst 100", "--regions", "3", "--across", across, "--delay", "80ms", "--cut", "2@10s..40s", "-o", "json")
+		var got struct {
+			Simulations []struct {
+				Allowed, Bound int64
+				Most           int64   `json:"most_units"`
+				ByRegion       []int64 `json:"allowed_by_region"`
+				Messages       int64
+			}
+		}
+		if err := json.Unmarshal([]byte(out), &got); code != exitOK || err != nil || len(got.Simulations) != 1 {
+			t.Fatalf("exit status %d, %v\n%s%s", code, err, out, stderr)
+		}
+		one := got.Simulations[0]
+		if one.Most > one.Bound || len(one.ByRegion) != 3 || one.ByRegion[1] < 30*100/3 {
+			t.Errorf("--across %q: %+v; want at most the bound, and in region 2 at least its share", across, one)
+		}
+		if isShared := across != ""; isShared != (one.Allowed < 6600) || isShared != (one.Messages > 0) {
+			t.Errorf("--across %q: %+v; want about 60 times the limit for all regions, or for each one", across, one)
+		}
+	}
+}
+
 func TestSimulateExplainsMistakes(t *testing.T) {
 	for args, want := range map[string]string{
 		"":                     "an argument is missing",
 		"fast":                 "rate",
 		"10/s --algorithm gcr": `there is no algorithm "gcr"`,
-		"10/s --algorithm fixed-window --arrivals 5": "",
-		"10/s --arrivals soon":                       `arrivals "soon"`,
-		"10/s --on-denied cry":                       "write drop, wait or retry",
-		"10/s --on-failure panic":                    "write local, open or closed",
-		"10/s --down 20s":                            "as in 20s..40s",
-		"10/s --down 20s..10s":                       "as in 20s..40s",
-		"10/s --cost 0":                              "--cost is 0",
-		"10/s --instances 0":                         "--instances is 0",
-		"10/s --max-wait -1s":                        "--max-wait is -1s",
-		"10/s --decisions --arrivals 200000":         "more than 100000 decisions",
-		"10/s --arrivals 10000001":                   "write at most 10000000",
-		"10/s -o yaml":                               `unknown output "yaml"`,
+		"10/s --algorithm fixed-window --arrivals 5":                 "",
+		"10/s --arrivals soon":                                       `arrivals "soon"`,
+		"10/s --on-denied cry":                                       "write drop, wait or retry",
+		"10/s --on-failure panic":                                    "write local, open or closed",
+		"10/s --down 20s":                                            "as in 20s..40s",
+		"10/s --regions 16":                                          "--regions is 16; write 1 to 15",
+		"10/s --across exchange":                                     "add --regions 2 or more",
+		"10/s --regions 2 --across share":                            "write exchange, or remove it",
+		"10/s --regions 2 --cut 3@1s..2s":                            "as in 2@10s..40s",
+		"10/s --regions 2 --cut 2@2s..1s":                            "as in 2@10s..40s",
+		"10/s --regions 2 --delay 1h":                                "write 0 to 500ms",
+		"10/s --regions 2 --down 1s..2s":                             "about one region",
+		"1/s --regions 2 --across exchange":                          "cannot be shared by 2 regions",
+		"10/s --regions 2 --across exchange --algorithm sliding-log": "sliding-log cannot be across regions",
+		"10/s --down 20s..10s":                                       "as in 20s..40s",
+		"10/s --cost 0":                                              "--cost is 0",
+		"10/s --instances 0":                                         "--instances is 0",
+		"10/s --max-wait -1s":                                        "--max-wait is -1s",
+		"10/s --decisions --arrivals 200000":                         "more than 100000 decisions",
+		"10/s --arrivals 10000001":                                   "write at most 10000000",
+		"10/s -o yaml":                                               `unknown output "yaml"`,
 	} {
 		code, out, stderr := command(append([]string{"simulate"}, strings.Fields(args)...)...)
 		if want == "" && code == exitOK {

@@ -31,7 +31,7 @@ func plan(t testing.TB, rate string) *penstock.Plan {
 
 func arrivals(t testing.TB, text string) *simulate.Arrivals {
 	t.Helper()
-	a, err := simulate.Parse(text, nil)
+	a, err := simulate.Parse(text, nil, 1)
 	if err != nil {
 		t.Fatal(err)
 	}

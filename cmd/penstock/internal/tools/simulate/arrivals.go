@@ -39,11 +39,12 @@ type Item struct {
 	thinkMin  time.Duration // between an answer and the client's next request
 	thinkMax  time.Duration
 	From, To  time.Duration // To is math.MaxInt64 if only count ends a stream
+	region    int           // where its requests arrive, from 1. 0: in each region in turn
 }
 
 // Parse reads arrivals: items with semicolons between them. A name stands for arrivals that suit
 // the limit; see Names. Without a limit, names are not known.
-func Parse(text string, limit *penstock.Plan) (*Arrivals, error) {
+func Parse(text string, limit *penstock.Plan, regionCount int) (*Arrivals, error) {
 	parts := strings.Split(text, ";")
 	if len(parts) > maxItems {
 		return nil, fmt.Errorf("there are %d arrivals; write at most %d", len(parts), maxItems)
@@ -60,6 +61,9 @@ func Parse(text string, limit *penstock.Plan) (*Arrivals, error) {
 		}
 		for one := range strings.SplitSeq(part, ";") {
 			it, err := parseItem(strings.Fields(one))
+			if err == nil && it.region > regionCount {
+				err = fmt.Errorf("there is no region %d; the last one is %d", it.region, regionCount)
+			}
 			if err != nil {
 				return nil, fmt.Errorf("arrivals %q: %w", wording.Clip(strings.TrimSpace(one)), err)
 			}
@@ -108,7 +112,7 @@ func parseItem(words []string) (Item, error) {
 		case "client", "clients":
 			it.IsClients = true
 			continue
-		case "at", "from", "to", "for", "every", "on", "off", "joining":
+		case "at", "from", "to", "for", "every", "on", "off", "joining", "in":
 		default:
 			return it, fmt.Errorf("the word %q is not known; %s", wording.Clip(word), arrivalsHint)
 		}
@@ -131,6 +135,14 @@ func (it *Item) set(word, value string) error {
 			return err
 		}
 		it.rate = rate
+		return nil
+	}
+	if word == "in" {
+		n, err := strconv.Atoi(value)
+		if err != nil || n < 1 {
+			return fmt.Errorf("%q is not the number of a region; write it as in 100/s for 10s in 2", wording.Clip(value))
+		}
+		it.region = n
 		return nil
 	}
 	least, most, isRange := strings.Cut(value, "..")
@@ -284,6 +296,9 @@ var names = []name{
 	}},
 	{"herd", "ten times the count in one moment; with --on-denied wait all come back together", func(limit *penstock.Plan) string {
 		return fmt.Sprintf("%d at 0s", 10*min(limit.Limit().Count, 10_000))
+	}},
+	{"overload", "three times the rate, for 60 periods; the default with --regions", func(limit *penstock.Plan) string {
+		return rateOf(limit, 3) + " poisson for " + periods(limit, 60)
 	}},
 	{"surge", "2,000 clients that join at 200/s and send a request every 0.1 to 0.3 s", func(*penstock.Plan) string {
 		return "2000 clients joining 200/s every 100ms..300ms for 60s"

@@ -51,6 +51,8 @@ type Options struct {
 	OnFailure        guard.FailureMode
 	DownFrom, DownTo time.Duration // the store gives no answer in this time. DownTo is 0 if it always does
 
+	Regions Regions // if there are several, they have no Instances, and their stores never fail
+
 	// Observe is called for each decision, in order. Default: none.
 	Observe func(Decision)
 }
@@ -65,6 +67,7 @@ type Decision struct {
 	RetryAfter Seconds         `json:"retry_after"`
 	Wait       Seconds         `json:"wait"`
 	Source     penstock.Source `json:"-"`
+	Region     int             `json:"region,omitempty"` // from 1; 0 if there is only one
 }
 
 // Seconds is a duration that JSON has in seconds.
@@ -88,6 +91,11 @@ type Result struct {
 	InOutage  int64 `json:"in_outage"`  // decisions while the store was down
 	MostUnits int64 `json:"most_units"` // that one counter admitted in any interval of one Period
 
+	// Bound is how many units of MostUnits the regions can admit together. 0: there is one region.
+	Bound     int64   `json:"bound,omitempty"`
+	ByRegion  []int64 `json:"allowed_by_region,omitempty"`
+	Exchanged int64   `json:"messages,omitempty"` // between regions, in both directions
+
 	LongestWait Seconds `json:"longest_wait"`
 	Duration    Seconds `json:"duration"` // until the last decision
 }
@@ -101,8 +109,8 @@ type event struct {
 	item   int
 	next   func() (time.Duration, bool) // of a stream's request. nil for clients and retries
 
-	isTurn  bool // not a request, but the time at which one that waited is admitted
-	counter int64
+	act        func() error // not a request, but something else that happens now
+	isExchange bool         // a message between regions, after the last of which nothing ends
 }
 
 // events is a heap; the first is the next one that is due.
@@ -131,17 +139,32 @@ type run struct {
 	now       time.Duration // since start
 	instances []penstock.Store
 	admitted  map[int64]*window // by counter
+	open      int               // how many events are due that are no messages between regions
+	regions   []*region
 	result    Result
 }
 
 // Run decides all requests of the arrivals.
 func Run(ctx context.Context, o Options) (*Result, error) {
-	r := &run{options: o, rng: rand.New(rand.NewPCG(o.Seed, 0)), start: startFor(o.Limit), admitted: make(map[int64]*window)}
-	r.makeInstances()
-	for i := range o.Arrivals.Items {
-		r.begin(i, &o.Arrivals.Items[i])
+	return newRun(o).run(ctx)
+}
+
+func newRun(o Options) *run {
+	return &run{options: o, rng: rand.New(rand.NewPCG(o.Seed, 0)), start: startFor(o.Limit), admitted: make(map[int64]*window)}
+}
+
+func (r *run) run(ctx context.Context) (*Result, error) {
+	if r.options.Regions.Count > 1 {
+		if err := r.makeRegions(); err != nil {
+			return nil, err
+		}
+	} else {
+		r.makeInstances()
 	}
-	for len(r.due) > 0 {
+	for i := range r.options.Arrivals.Items {
+		r.begin(i, &r.options.Arrivals.Items[i])
+	}
+	for r.open > 0 {
 		if r.result.Requests%1024 == 0 && ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
@@ -150,15 +173,19 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 		}
 		e := heap.Pop(&r.due).(event)
 		r.now = e.at
-		if e.isTurn {
-			r.admit(e.counter)
-			continue
+		if !e.isExchange {
+			r.open--
 		}
-		if err := r.decide(e); err != nil {
+		act := e.act
+		if act == nil {
+			act = func() error { return r.decide(e) }
+		}
+		if err := act(); err != nil {
 			return nil, fmt.Errorf("request %d, at %s: %w", r.result.Requests+1, wording.Period(r.now), err)
 		}
 	}
 	r.result.Duration = Seconds(r.now)
+	r.addBound()
 	return &r.result, nil
 }
 
@@ -211,6 +238,9 @@ func (r *run) schedule(e event) {
 	r.scheduled++
 	if e.at <= maxDuration {
 		heap.Push(&r.due, e)
+		if !e.isExchange {
+			r.open++
+		}
 	}
 }
 
@@ -220,7 +250,11 @@ func (r *run) decide(e event) error {
 	if r.options.PerKey {
 		counter = e.client
 	}
-	instance := r.instances[r.result.Requests%int64(len(r.instances))]
+	at := int(r.result.Requests % int64(len(r.instances)))
+	if where := r.options.Arrivals.Items[e.item].region; where > 0 {
+		at = where - 1
+	}
+	instance := r.instances[at]
 	d, err := instance.Decide(context.Background(), []penstock.Charge{{
 		Key: fmt.Sprintf("client %d", counter), Plan: r.options.Limit, Cost: r.options.Cost, Patience: r.options.Patience,
 		Holder: fmt.Sprint(r.scheduled),
@@ -231,8 +265,13 @@ func (r *run) decide(e event) error {
 	status := d.Status(0)
 	retryAfter := d.RetryAfter()
 	r.count(e, &d, counter)
+	number := 0 // of the region
+	if len(r.regions) > 0 {
+		number = at + 1
+		r.regions[at].count(r.now, r.options.Cost, counter, d.Allowed)
+	}
 	if r.options.Observe != nil {
-		r.options.Observe(Decision{Seconds(r.now), e.client, e.try, d.Allowed, status.Remaining, Seconds(retryAfter), Seconds(status.Wait), d.Source})
+		r.options.Observe(Decision{Seconds(r.now), e.client, e.try, d.Allowed, status.Remaining, Seconds(retryAfter), Seconds(status.Wait), d.Source, number})
 	}
 	if e.next != nil {
 		if at, ok := e.next(); ok {
@@ -279,7 +318,7 @@ func (r *run) count(e event, d *penstock.Decision, counter int64) {
 		return
 	}
 	result.LongestWait = max(result.LongestWait, Seconds(wait))
-	r.schedule(event{at: r.now + wait, isTurn: true, counter: counter})
+	r.schedule(event{at: r.now + wait, act: func() error { r.admit(counter); return nil }})
 }
 
 // admit counts a request that is admitted now.

@@ -27,7 +27,7 @@ func plan(t testing.TB, rate string) *penstock.Plan {
 func decisions(t testing.TB, arrivals string, o Options) (*Result, []Decision) {
 	t.Helper()
 	var err error
-	if o.Arrivals, err = Parse(arrivals, o.Limit); err != nil {
+	if o.Arrivals, err = Parse(arrivals, o.Limit, 1); err != nil {
 		t.Fatal(err)
 	}
 	o.Cost = max(o.Cost, 1)
@@ -109,10 +109,13 @@ func TestInvalidArrivalsAreExplained(t *testing.T) {
 		"5 every 1s..2s":                  "is not a range of times",
 		"5 at 1s..2s":                     "is a range, which only every may have",
 		"5 joining 1/s":                   "only clients join",
+		"5 in eu":                         `"eu" is not the number of a region`,
+		"5 in 0":                          `"0" is not the number of a region`,
+		"5 in 2":                          "there is no region 2",
 		"2000000 clients every 1s for 1s": "write at most 1000000",
 		strings.Repeat("1 at 0s;", 100):   "there are 101 arrivals",
 	} {
-		if _, err := Parse(arrivals, plan(t, "10/s")); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := Parse(arrivals, plan(t, "10/s"), 1); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v; want an error with %q", arrivals, err, want)
 		}
 	}
@@ -122,7 +125,7 @@ func TestEveryNameIsValid(t *testing.T) {
 	for _, rate := range []string{"1/s", "10/s, burst 100", "100/min", "7/90s", "10000/day", "1000000/day"} {
 		limit := plan(t, rate)
 		for _, n := range names {
-			if _, err := Parse(n.word, limit); err != nil {
+			if _, err := Parse(n.word, limit, 1); err != nil {
 				t.Errorf("%s for %s: %v", n.word, rate, err)
 			}
 		}
@@ -170,7 +173,7 @@ func TestClientsAreTheSameInEachPart(t *testing.T) {
 	}
 	for _, name := range []string{"burst", "boundary"} {
 		shared, _ := decisions(t, name, Options{Limit: perHour})
-		if own, _ := decisions(t, name, Options{Limit: perHour, PerKey: true}); *own != *shared {
+		if own, _ := decisions(t, name, Options{Limit: perHour, PerKey: true}); !reflect.DeepEqual(own, shared) {
 			t.Errorf("%s is %+v with a counter for its client; want %+v, as with one for all", name, own, shared)
 		}
 	}
@@ -258,7 +261,7 @@ func TestTimelineHasAllDecisions(t *testing.T) {
 }
 
 func TestCanceledSimulationEnds(t *testing.T) {
-	arrivals, err := Parse("1000 at 0s", plan(t, "1/s"))
+	arrivals, err := Parse("1000 at 0s", plan(t, "1/s"), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -276,7 +279,7 @@ func FuzzParse(f *testing.F) {
 	f.Add("5 at 1s; 3 every 1s..2s")
 	limit := plan(f, "1000/s")
 	f.Fuzz(func(t *testing.T, text string) {
-		arrivals, err := Parse(text, limit)
+		arrivals, err := Parse(text, limit, 1)
 		if err != nil {
 			return
 		}
