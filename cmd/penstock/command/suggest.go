@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/net/http/httpguts"
@@ -30,9 +32,12 @@ func newSuggest() *cobra.Command {
 		Long: "suggest reads access logs as replay does. For each rate it computes the burst with which a token bucket would have denied\n" +
 			"no more clients than the budget allows. Of these it suggests the pair that lets a client send least in a minute, with some\n" +
 			"headroom. Clients that send at least four times as much as all others are outliers: they are listed, and not counted.\n" +
+			"With --algorithm it suggests the count of a fixed window or a sliding log instead, or how many requests of a client may be in\n" +
+			"flight at once. in_flight needs a log that has the duration of each request.\n" +
 			"A log shows what clients did, not what your service can handle: find that out with a load test. Read a week or more.",
 		Example: "  penstock suggest access.log\n  penstock suggest *.log.gz --path '/search/**' --budget 0.1%\n" +
-			"  penstock suggest access.json --per 'header X-API-Key' --headroom 2",
+			"  penstock suggest access.json --per 'header X-API-Key' --headroom 2\n" +
+			"  penstock suggest access.log --algorithm sliding-log --window 10m",
 		Args: argumentCount(1, 1000, "the name of a log, as in: penstock suggest access.log"),
 		RunE: func(c *cobra.Command, args []string) error {
 			return s.run(c.Context(), c.InOrStdin(), c.OutOrStdout(), args)
@@ -42,6 +47,8 @@ func newSuggest() *cobra.Command {
 	f.StringVar(&s.per, "per", "ip", "what a client is: ip, user, global, or a header as in 'header X-API-Key'")
 	f.StringVar(&s.path, "path", "", "count only requests of this path, as in a rule: '/search/**'")
 	f.StringVar(&s.budget, "budget", "1%", "share of the clients that the limit may ever deny")
+	f.StringVar(&s.algorithm, "algorithm", suggest.Algorithms()[0], "what to suggest: "+wording.List(suggest.Algorithms(), "or"))
+	f.DurationVar(&s.window, "window", time.Minute, "length of the window of fixed-window and sliding-log")
 	f.Float64Var(&s.headroom, "headroom", 1.5, "multiplies what was measured, because traffic grows")
 	f.BoolVar(&s.keepsOutliers, "keep-outliers", false, "count clients that send far more than all others too")
 	f.StringVar(&s.format, "format", "", "format of the logs, as in replay")
@@ -51,10 +58,14 @@ func newSuggest() *cobra.Command {
 	return c
 }
 
+// maxWindow is the longest window that can be suggested.
+const maxWindow = 7 * 24 * time.Hour
+
 type suggestCommand struct {
-	per, path, budget, format, identities, output string
-	headroom                                      float64
-	keepsOutliers                                 bool
+	per, path, budget, algorithm, format, identities, output string
+	window                                                   time.Duration
+	headroom                                                 float64
+	keepsOutliers                                            bool
 }
 
 func (s *suggestCommand) run(ctx context.Context, stdin io.Reader, out io.Writer, logs []string) error {
@@ -70,6 +81,9 @@ func (s *suggestCommand) run(ctx context.Context, stdin io.Reader, out io.Writer
 	}
 	defer o.Log.Close()
 	report, err := suggest.Run(ctx, o)
+	if errors.Is(err, suggest.ErrNoDurations) {
+		return withStatus(exitInvalid, err)
+	}
 	if err != nil {
 		return err
 	}
@@ -84,7 +98,7 @@ func (s *suggestCommand) run(ctx context.Context, stdin io.Reader, out io.Writer
 
 // read reads the flags.
 func (s *suggestCommand) read() (o suggest.Options, format *accesslog.Format, err error) {
-	o = suggest.Options{Headroom: s.headroom, KeepsOutliers: s.keepsOutliers, ShowsIdentities: s.identities == "full"}
+	o = suggest.Options{Algorithm: s.algorithm, Window: s.window, Headroom: s.headroom, KeepsOutliers: s.keepsOutliers, ShowsIdentities: s.identities == "full"}
 	isBudget := false
 	if percent, ok := strings.CutSuffix(strings.TrimSpace(s.budget), "%"); ok {
 		o.Budget, err = strconv.ParseFloat(strings.TrimSpace(percent), 64)
@@ -97,6 +111,10 @@ func (s *suggestCommand) read() (o suggest.Options, format *accesslog.Format, er
 		return o, nil, fmt.Errorf("--budget is %q; write a percentage from 0%% to 50%%", wording.Clip(s.budget))
 	case !isHeadroom:
 		return o, nil, fmt.Errorf("--headroom is %g; write 1 to 100", s.headroom)
+	case !slices.Contains(suggest.Algorithms(), s.algorithm):
+		return o, nil, fmt.Errorf("--algorithm is %q; %s", wording.Clip(s.algorithm), wording.Suggest(s.algorithm, suggest.Algorithms()))
+	case s.window < time.Millisecond || s.window > maxWindow || s.window%time.Microsecond != 0:
+		return o, nil, fmt.Errorf("--window is %s; write 1ms to %s", s.window, wording.Period(maxWindow))
 	case s.identities != "full" && s.identities != "masked":
 		return o, nil, fmt.Errorf("--identities is %q; write masked or full", wording.Clip(s.identities))
 	}
@@ -180,17 +198,9 @@ func (s *suggestCommand) print(out io.Writer, r *suggest.Report) error {
 	if r.Suggested == nil {
 		return withStatus(exitInvalid, errors.New("no request of the log can be counted; choose another --per or --path"))
 	}
-	name := suggest.BudgetName(r.Budget)
 	printable.Fprintf(out, "%d clients, %d requests\n\n", r.Identities, r.Requests)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprint(w, "rate\tburst that denies nobody\t0.1 % of the clients\t1 %\t5 %\tall together\t\n")
-	for i, p := range r.Frontier {
-		mark := ""
-		if p.Rate == r.Chosen.Rate {
-			mark = "  chosen: " + strconv.FormatInt(p.Bursts[name], 10) + " for " + s.budget
-		}
-		printable.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%d\t%s\n", p.Rate, p.Bursts["0"], p.Bursts["0.001"], p.Bursts["0.01"], p.Bursts["0.05"], r.All[i].Bursts["0"], mark)
-	}
+	s.printNeeds(w, r)
 	if err := w.Flush(); err != nil {
 		return err
 	}
@@ -201,16 +211,22 @@ func (s *suggestCommand) print(out io.Writer, r *suggest.Report) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	printable.Fprintf(out, "\nThe busiest clients, by requests in a minute:\n")
-	for _, id := range r.Busiest {
-		bar := strings.Repeat("█", int(max(id.PerMinute*barWidth/max(r.Busiest[0].PerMinute, 1), 1)))
-		printable.Fprintf(out, "  %8d %s %s\n", id.PerMinute, bar, id.Key)
+	printable.Fprintf(out, "\nThe busiest clients, by requests %s:\n", r.Measure())
+	for i := range r.Busiest {
+		n := r.Busiest[i].Measured(r)
+		bar := strings.Repeat("█", int(max(n*barWidth/max(r.Busiest[0].Measured(r), 1), 1)))
+		printable.Fprintf(out, "  %8d %s %s\n", n, bar, r.Busiest[i].Key)
 	}
 	if n := len(r.Outliers); n > 0 {
 		printable.Fprintf(out, "Outliers, which are not counted above: the first %d. --keep-outliers counts them.\n", n)
 	}
-	if r.IsShort {
+	if r.IsShort && r.Counted != nil {
+		printable.Fprintf(out, "warning: the log is shorter than the window, so it does not show what clients need; read a longer one\n")
+	} else if r.IsShort {
 		printable.Fprintf(out, "warning: the log is shorter than the time in which this burst refills, so it does not show what clients need; read a longer one\n")
+	}
+	if r.Counted != nil && r.Counted.IsTooHigh {
+		printable.Fprintf(out, "warning: there are too many requests in a window to keep the time of each, so the counts may be somewhat too high\n")
 	}
 	if r.IsUncertain {
 		printable.Fprintf(out, "warning: %d clients are too few to be sure about a budget of %s; fewer than ten are beyond it\n", r.Identities, s.budget)
@@ -222,6 +238,24 @@ func (s *suggestCommand) print(out io.Writer, r *suggest.Report) error {
 	fmt.Fprint(out, printable.Text(s.policy(r.Suggested)))
 	fmt.Fprint(out, "\n# Write it to a file, without the line with shadow, and see whom it would have denied: penstock replay LOG --config rules.yaml\n")
 	return nil
+}
+
+// printNeeds prints what the limit must be, for each budget.
+func (s *suggestCommand) printNeeds(w io.Writer, r *suggest.Report) {
+	name, chosen := suggest.BudgetName(r.Budget), "  chosen: %d for "+strings.ReplaceAll(s.budget, "%", "%%")
+	if c := r.Counted; c != nil {
+		printable.Fprintf(w, "requests\tcount that denies nobody\t0.1 %% of the clients\t1 %%\t5 %%\tall together\t\n%s\t%d\t%d\t%d\t%d\t%d\t%s\n",
+			r.Measure(), c.Counts["0"], c.Counts["0.001"], c.Counts["0.01"], c.Counts["0.05"], c.All, fmt.Sprintf(chosen, c.Counts[name]))
+		return
+	}
+	fmt.Fprint(w, "rate\tburst that denies nobody\t0.1 % of the clients\t1 %\t5 %\tall together\t\n")
+	for i, p := range r.Frontier {
+		mark := ""
+		if p.Rate == r.Chosen.Rate {
+			mark = fmt.Sprintf(chosen, p.Bursts[name])
+		}
+		printable.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%d\t%s\n", p.Rate, p.Bursts["0"], p.Bursts["0.001"], p.Bursts["0.01"], p.Bursts["0.05"], r.All[i].Bursts["0"], mark)
+	}
 }
 
 // policy writes a policy with the limit as a shadow.
@@ -238,5 +272,5 @@ func (s *suggestCommand) policy(l *suggest.Limit) string {
 		per = "{user: header X-User}   # what identifies your users; for the users of a log: replay --header 'X-User: $remote_user'"
 	}
 	return "rules:\n  - name: suggested\n" + matched + "    per: " + per + "\n    shadow: true   # counts, and denies nothing; delete this line to enforce the limit\n" +
-		fmt.Sprintf("    limits: [{rate: %s, burst: %d}]\n", l.Rate, l.Burst)
+		"    limits: [{" + l.String() + "}]\n"
 }

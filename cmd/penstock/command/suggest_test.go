@@ -2,6 +2,7 @@ package command
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -42,26 +43,54 @@ func TestHowHighOfTheDocs(t *testing.T) {
 			rest = after
 		}
 	}
-	if len(blocks) != 2 {
-		t.Errorf("the page has %d commands; want 2", len(blocks))
+	if len(blocks) != 3 {
+		t.Errorf("the page has %d commands; want 3", len(blocks))
 	}
 }
 
 // TestSuggestedPolicyDeniesOnlyOutliers: the policy that suggest prints is valid. If it is
 // enforced, it denies the two abusers of the log and no other client.
 func TestSuggestedPolicyDeniesOnlyOutliers(t *testing.T) {
-	_, out, _ := command("suggest", shopLog, "--path", "/**")
+	for _, flags := range [][]string{{"--path", "/**"}, {"--algorithm", "fixed-window"}, {"--algorithm", "sliding-log", "--window", "10m"}} {
+		_, out, _ := command(append([]string{"suggest", shopLog}, flags...)...)
+		text := strings.Replace(suggestedPolicy(t, out), "    shadow: true", "    # shadow: true", 1)
+		if _, err := policyfile.Parse("rules.yaml", []byte(text), nil, policyfile.Options{}); err != nil {
+			t.Fatalf("%v in\n%s", err, text)
+		}
+		code, out, stderr := command("replay", shopLog, "--config", writeFile(t, "rules.yaml", text))
+		if missing := missingIn(out, "; 2 (0.17 %) of the identities hit"); code != exitOK || missing != nil {
+			t.Errorf("suggest %v: exit status %d, %s; the output lacks %q:\n%s", flags, code, stderr, missing, out)
+		}
+	}
+}
+
+// suggestedPolicy returns the policy that suggest has printed.
+func suggestedPolicy(t *testing.T, out string) string {
+	t.Helper()
 	at, end := strings.Index(out, "rules:\n"), strings.Index(out, "\n# Write it")
 	if at < 0 || end < at {
 		t.Fatalf("there is no policy in\n%s", out)
 	}
-	text := strings.Replace(out[at:end], "    shadow: true", "    # shadow: true", 1)
-	if _, err := policyfile.Parse("rules.yaml", []byte(text), nil, policyfile.Options{}); err != nil {
-		t.Fatalf("%v in\n%s", err, text)
+	return out[at:end]
+}
+
+// TestSuggestedNumberInFlightDeniesNobody: replay denies nothing with the number of the log, and
+// something with one less.
+func TestSuggestedNumberInFlightDeniesNobody(t *testing.T) {
+	var lines strings.Builder
+	for i := range 40 { // 20 clients; the two requests of each overlap
+		fmt.Fprintf(&lines, "{\"start_time\":\"2026-03-04T05:06:%02d.000Z\",\"remote_addr\":\"192.0.2.%d\",\"request_uri\":\"/\",\"request_time\":\"20.5\"}\n", i, i%20)
 	}
-	code, out, stderr := command("replay", shopLog, "--config", writeFile(t, "rules.yaml", text))
-	if missing := missingIn(out, "; 2 (0.17 %) of the identities hit"); code != exitOK || missing != nil {
-		t.Errorf("exit status %d, %s; the output lacks %q:\n%s", code, stderr, missing, out)
+	log := writeFile(t, "access.log", lines.String())
+	code, out, stderr := command("suggest", log, "--algorithm", "in_flight", "--headroom", "1")
+	if missing := missingIn(out, "in flight", "chosen: 2 for 1%", "by requests in flight:", "{in_flight: 2}"); code != exitOK || missing != nil {
+		t.Fatalf("exit status %d, %s; the output lacks %q:\n%s", code, stderr, missing, out)
+	}
+	enforced := strings.Replace(suggestedPolicy(t, out), "    shadow: true", "    # shadow: true", 1)
+	for text, want := range map[string]string{enforced: "0 (0 %) of the requests denied", strings.Replace(enforced, "in_flight: 2", "in_flight: 1", 1): "20 (50 %) of the requests denied"} {
+		if _, out, stderr := command("replay", log, "--config", writeFile(t, "rules.yaml", text)); !strings.Contains(out, want) {
+			t.Errorf("the replay lacks %q, %s:\n%s%s", want, stderr, out, text)
+		}
 	}
 }
 
@@ -70,11 +99,7 @@ func TestSuggestedPolicyDeniesOnlyOutliers(t *testing.T) {
 func TestSuggestedPolicyIsPerUser(t *testing.T) {
 	log := writeFile(t, "access.log", strings.Repeat(strings.Replace(logLine("192.0.2.2", "08", "/a"), " - - ", " - ann ", 1), 20))
 	_, out, _ := command("suggest", log, "--per", "user", "--keep-outliers")
-	at, end := strings.Index(out, "rules:\n"), strings.Index(out, "\n# Write it")
-	if at < 0 || end < at {
-		t.Fatalf("there is no policy in\n%s", out)
-	}
-	rules := writeFile(t, "rules.yaml", out[at:end])
+	rules := writeFile(t, "rules.yaml", suggestedPolicy(t, out))
 	code, out, stderr := command("replay", log, "--config", rules, "--header", "X-User: $remote_user", "--identities", "full")
 	if code != exitOK || !strings.Contains(out, "20 requests") || strings.Contains(out, "warning: rule suggested reads") {
 		t.Errorf("exit status %d, %s\n%s; want that the rule reads the users", code, stderr, out)
@@ -115,6 +140,9 @@ func TestSuggestExplainsMistakes(t *testing.T) {
 		{[]string{log, "--budget", "60%"}, exitUsage, "write a percentage"},
 		{[]string{log, "--headroom", "0.5"}, exitUsage, "write 1 to 100"},
 		{[]string{log, "--headroom", "NaN"}, exitUsage, "write 1 to 100"},
+		{[]string{log, "--algorithm", "slidinglog"}, exitUsage, "did you mean sliding-log?"},
+		{[]string{log, "--window", "0"}, exitUsage, "write 1ms to 168h"},
+		{[]string{log, "--algorithm", "in_flight"}, exitInvalid, "has a duration"},
 		{[]string{log, "--per", "cookie"}, exitUsage, "write ip, user, global"},
 		{[]string{log, "--path", "search"}, exitUsage, "--path"},
 		{[]string{"suggest_test.go"}, exitInvalid, "the format of the log is not known"},

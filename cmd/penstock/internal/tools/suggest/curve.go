@@ -27,23 +27,39 @@ type curve struct {
 	last        int64   // in µs since 1970
 	requests    int64
 	inWindow    []windowCount // for each window
+	peak        peak          // nil for a token bucket. Otherwise there are no levels
 }
 
+// A windowCount counts the requests of fixed windows.
 type windowCount struct {
 	index       int64 // windows since 1970
 	count, most int64
 }
 
-func newCurve() *curve {
-	both := make([]int64, 2*len(rates))
-	return &curve{level: both[:len(rates)], most: both[len(rates):], inWindow: make([]windowCount, len(windows))}
+func (w *windowCount) add(index int64) {
+	if index != w.index {
+		w.index, w.count = index, 0
+	}
+	w.count++
+	w.most = max(w.most, w.count)
 }
 
-// add adds a request. Requests are added in the order of their times, fewer than a billion.
-func (c *curve) add(at time.Time) {
+func newCurve(p peak) *curve {
+	c := &curve{inWindow: make([]windowCount, len(windows)), peak: p}
+	if p == nil {
+		both := make([]int64, 2*len(rates))
+		c.level, c.most = both[:len(rates)], both[len(rates):]
+	}
+	return c
+}
+
+// add adds a request. Requests are added in the order of their times, fewer than a billion. held
+// counts what all peaks keep.
+func (c *curve) add(at time.Time, duration time.Duration, held *int) {
 	now := at.UnixMicro()
 	elapsed := now - c.last
-	for i, r := range rates {
+	for i := range c.level {
+		r := rates[i]
 		level := int64(0)
 		if c.requests > 0 && elapsed < c.level[i]/r.count {
 			level = c.level[i] - elapsed*r.count
@@ -52,15 +68,22 @@ func (c *curve) add(at time.Time) {
 		c.most[i] = max(c.most[i], c.level[i])
 	}
 	for i, length := range windows {
-		w := &c.inWindow[i]
-		if index := now / length.Microseconds(); index != w.index {
-			w.index, w.count = index, 0
-		}
-		w.count++
-		w.most = max(w.most, w.count)
+		c.inWindow[i].add(now / length.Microseconds())
+	}
+	if c.peak != nil {
+		c.peak.add(now, at.Add(duration).UnixMicro(), held)
 	}
 	c.last = now
 	c.requests++
+}
+
+// size returns by how much an identity is compared with others: its largest count for the limit, or
+// in a minute for a token bucket.
+func (c *curve) size() int64 {
+	if c.peak != nil {
+		return c.peak.most()
+	}
+	return c.inWindow[0].most
 }
 
 // burst returns the smallest burst for rate i with which nothing is denied.

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/text/redact"
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/accesslog"
 	"github.com/penstock/penstock/internal/wording"
@@ -37,6 +38,12 @@ type Options struct {
 	// IsIncluded reports whether a request counts. Default: all do.
 	IsIncluded func(*accesslog.Entry) bool
 
+	// Algorithm is the title of one of Algorithms. Default: a token bucket.
+	Algorithm string
+
+	// Window is the length of the window, for fixed-window and sliding-log.
+	Window time.Duration
+
 	// Budget is the share of the identities that the limit may ever deny, from 0 to 0.5.
 	Budget float64
 
@@ -49,6 +56,15 @@ type Options struct {
 	// ShowsIdentities shows the keys in full. By default they are masked.
 	ShowsIdentities bool
 }
+
+// Algorithms are those for which limits can be suggested.
+func Algorithms() []string {
+	return []string{penstock.TokenBucket.Title(), penstock.FixedWindow.Title(), penstock.SlidingLog.Title(), penstock.Concurrency.Title()}
+}
+
+// ErrNoDurations says that the log cannot tell how many requests were in flight.
+var ErrNoDurations = errors.New("no request of the log has a duration, so it does not show how many were in flight; " +
+	"add $request_time to the log_format of nginx, or read a log of Envoy, Caddy, Traefik or CloudFront, which has it")
 
 // A Report is what the logs support.
 type Report struct {
@@ -63,7 +79,8 @@ type Report struct {
 	Outliers        []Identity      `json:"outliers"` // not counted below
 	Frontier        []Point         `json:"frontier"`
 	Windows         []Window        `json:"windows"`
-	Chosen          *Point          `json:"chosen"` // of the frontier
+	Chosen          *Point          `json:"chosen"`            // of the frontier; null without
+	Counted         *Counted        `json:"counted,omitempty"` // if it is no token bucket
 	Suggested       *Limit          `json:"suggested"`
 	All             []Point         `json:"all_clients_together"`
 	Busiest         []Identity      `json:"busiest"`
@@ -72,15 +89,63 @@ type Report struct {
 	// beyond it.
 	IsUncertain bool `json:"is_uncertain"`
 
-	// IsShort says that the log is shorter than the time in which the chosen burst refills. So it does
-	// not show whether clients come again meanwhile.
+	// IsShort says that the log is shorter than the window, or than the time in which the chosen burst
+	// refills. So it does not show whether clients come again meanwhile.
 	IsShort bool `json:"is_short"`
 }
 
-// A Limit is a suggested token bucket.
+// A Limit is a suggested limit: a token bucket, a window or a number of requests in flight.
 type Limit struct {
-	Rate  string `json:"rate"`
-	Burst int64  `json:"burst"`
+	Algorithm string `json:"algorithm"`
+	Rate      string `json:"rate,omitempty"`
+	Burst     int64  `json:"burst,omitempty"`
+	InFlight  int64  `json:"in_flight,omitempty"`
+}
+
+// String returns the limit as policy files write it.
+func (l *Limit) String() string {
+	switch {
+	case l.InFlight > 0:
+		return fmt.Sprintf("in_flight: %d", l.InFlight)
+	case l.Burst > 0:
+		return fmt.Sprintf("rate: %s, burst: %d", l.Rate, l.Burst)
+	}
+	return fmt.Sprintf("rate: %s, algorithm: %s", l.Rate, l.Algorithm)
+}
+
+// Measure says by what clients are compared: by requests in a minute, in a window or in flight.
+func (r *Report) Measure() string {
+	switch c := r.Counted; {
+	case c == nil:
+		return "in a minute"
+	case c.Period == "":
+		return "in flight"
+	case c.Algorithm == penstock.SlidingLog.Title():
+		return "in any " + c.Period
+	default:
+		return "in a window of " + c.Period
+	}
+}
+
+// Measured returns the number by which a client of the report is compared.
+func (id *Identity) Measured(r *Report) int64 {
+	if r.Counted != nil {
+		return id.Count
+	}
+	return id.PerMinute
+}
+
+// A Counted is what the log has for a limit that is no token bucket: the smallest count for each
+// budget.
+type Counted struct {
+	Algorithm string           `json:"algorithm"`
+	Period    string           `json:"period,omitempty"` // of a window
+	Counts    map[string]int64 `json:"counts"`
+	All       int64            `json:"all_clients_together"`
+
+	// IsTooHigh says that the counts may be somewhat too high: there were too many requests to keep
+	// the time of each.
+	IsTooHigh bool `json:"may_be_too_high"`
 }
 
 // A Point is a rate, and the smallest burst with which at most the given share of the identities is
@@ -103,7 +168,8 @@ type Identity struct {
 	Key       string `json:"key"`
 	Requests  int64  `json:"requests"`
 	PerMinute int64  `json:"most_in_a_minute"` // of those that begin with the clock's minutes
-	Burst     int64  `json:"burst"`            // for the chosen rate
+	Burst     int64  `json:"burst,omitempty"`  // for the chosen rate
+	Count     int64  `json:"count,omitempty"`  // of the window, or in flight
 }
 
 // Budgets are the shares that each point has, beside the chosen one.
@@ -122,7 +188,8 @@ type client struct {
 func Run(ctx context.Context, o Options) (*Report, error) {
 	report := &Report{Budget: o.Budget, Headroom: o.Headroom, Outliers: []Identity{}, Frontier: []Point{}, Windows: []Window{}, All: []Point{}, Busiest: []Identity{}}
 	byKey := make(map[string]*curve)
-	all := newCurve()
+	all, held := newCurve(newPeak(o.Algorithm, o.Window)), 0
+	isMerged := false
 	for {
 		e, err := o.Log.Next()
 		if errors.Is(err, io.EOF) {
@@ -137,7 +204,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		if e.Status == 429 {
 			report.Denied429++
 		}
-		all.add(e.Time)
+		all.add(e.Time, e.Duration, &held)
 		key := o.Identity(e)
 		if key == "" {
 			report.WithoutIdentity++
@@ -150,27 +217,40 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 				report.Merged++
 				continue
 			}
-			c = newCurve()
+			c = newCurve(newPeak(o.Algorithm, o.Window))
 			byKey[strings.Clone(key)] = c
 		}
-		c.add(e.Time)
+		c.add(e.Time, e.Duration, &held)
+		if held > maxHeld {
+			var hasMerged bool
+			if hasMerged, err = shrink(byKey, all, e.Time.UnixMicro(), &held); err != nil {
+				return nil, err
+			}
+			isMerged = isMerged || hasMerged
+		}
 	}
 	report.Log = o.Log.Stats()
+	if o.Algorithm == penstock.Concurrency.Title() && report.Log.Requests > 0 && !report.Log.Durations {
+		return nil, ErrNoDurations
+	}
 	report.Identities = int64(len(byKey))
 	if len(byKey) > 0 {
 		report.compute(clientsOf(byKey), all, o)
 	}
+	if report.Counted != nil {
+		report.Counted.IsTooHigh = isMerged
+	}
 	return report, nil
 }
 
-// clientsOf returns all clients, those with the most requests in a minute first.
+// clientsOf returns all clients, the largest first.
 func clientsOf(byKey map[string]*curve) []client {
 	clients := make([]client, 0, len(byKey))
 	for key, c := range byKey {
 		clients = append(clients, client{key, c})
 	}
 	slices.SortFunc(clients, func(a, b client) int {
-		return cmp.Or(cmp.Compare(b.inWindow[0].most, a.inWindow[0].most), cmp.Compare(b.requests, a.requests), cmp.Compare(a.key, b.key))
+		return cmp.Or(cmp.Compare(b.size(), a.size()), cmp.Compare(b.requests, a.requests), cmp.Compare(a.key, b.key))
 	})
 	return clients
 }
@@ -184,7 +264,7 @@ func outliers(clients []client) int {
 	}
 	count, widest := 0, float64(outlierRatio)
 	for i := range max(3, len(clients)/100) {
-		if ratio := float64(clients[i].inWindow[0].most) / float64(clients[i+1].inWindow[0].most); ratio >= widest {
+		if ratio := float64(clients[i].size()) / float64(clients[i+1].size()); ratio >= widest {
 			count, widest = i+1, ratio
 		}
 	}
@@ -210,17 +290,26 @@ func (r *Report) compute(clients []client, all *curve, o Options) {
 		}
 		return at
 	}
-	for i := range rates {
+	for i := range all.level {
 		r.Frontier = append(r.Frontier, Point{rates[i].String(), quantiles(func(c *curve) int64 { return c.burst(i) }), i})
 		r.All = append(r.All, Point{rates[i].String(), map[string]int64{BudgetName(0): all.burst(i)}, i})
 	}
 	for i, length := range windows {
 		r.Windows = append(r.Windows, Window{wording.Period(length), quantiles(func(c *curve) int64 { return c.inWindow[i].most })})
 	}
-	r.choose()
+	if all.peak != nil {
+		r.count(o, quantiles(func(c *curve) int64 { return c.peak.most() }), all.peak.most())
+	} else {
+		r.choose()
+	}
 	r.IsUncertain = o.Budget > 0 && float64(len(counted))*o.Budget < minIdentities
 	for i, c := range clients[:min(len(clients), max(maxListed, len(clients)-len(counted)))] {
-		id := Identity{c.key, c.requests, c.inWindow[0].most, c.burst(r.Chosen.at)}
+		id := Identity{Key: c.key, Requests: c.requests, PerMinute: c.inWindow[0].most}
+		if c.peak != nil {
+			id.Count = c.peak.most()
+		} else {
+			id.Burst = c.burst(r.Chosen.at)
+		}
 		if !o.ShowsIdentities {
 			id.Key = redact.Mask(id.Key)
 		}
@@ -253,7 +342,21 @@ func (r *Report) choose() {
 	r.IsShort = isShort(r.Chosen)
 	chosen := rate{roundUp(float64(rates[r.Chosen.at].count) * r.Headroom), rates[r.Chosen.at].period}
 	burst := roundUp(float64(r.Chosen.Bursts[name]) * r.Headroom)
-	r.Suggested = &Limit{chosen.String(), max(burst, 1)}
+	r.Suggested = &Limit{Algorithm: penstock.TokenBucket.Title(), Rate: chosen.String(), Burst: max(burst, 1)}
+}
+
+// count suggests a window, or a number of requests in flight.
+func (r *Report) count(o Options, counts map[string]int64, all int64) {
+	r.Counted = &Counted{Algorithm: o.Algorithm, Counts: counts, All: all}
+	r.Suggested = &Limit{Algorithm: o.Algorithm}
+	count := roundUp(float64(counts[BudgetName(r.Budget)]) * r.Headroom)
+	if o.Algorithm == penstock.Concurrency.Title() {
+		r.Suggested.InFlight = count
+		return
+	}
+	r.Counted.Period = wording.Period(o.Window)
+	r.Suggested.Rate = rate{count, o.Window}.String()
+	r.IsShort = r.Log.Last.Sub(r.Log.First) < o.Window
 }
 
 // roundUp returns the next number that people like: 1, 2, 3, 5 or 8 times a power of ten.
@@ -268,6 +371,9 @@ func roundUp(x float64) int64 {
 }
 
 func (r rate) String() string {
-	unit := map[time.Duration]string{time.Second: "s", time.Minute: "min", time.Hour: "h"}[r.period]
+	unit, ok := map[time.Duration]string{time.Second: "s", time.Minute: "min", time.Hour: "h", 24 * time.Hour: "d"}[r.period]
+	if !ok {
+		unit = wording.Period(r.period)
+	}
 	return fmt.Sprintf("%d/%s", r.count, unit)
 }
