@@ -56,7 +56,7 @@ func newRoot(algorithms []*algorithm.Algorithm) *cobra.Command {
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return withStatus(exitUsage, explainFlagError(c, err)) })
 	root.AddCommand(newServe(algorithms), newValidate(algorithms), newExplain(algorithms), newMigrate(), newRatelimit(algorithms), newStatus(algorithms), newReset(algorithms),
 		newTop(), newDenials(), newDoctor(algorithms), newACL(), newHealthcheck(), newSchema(), newVersion(),
-		newTest(algorithms), newInit(), newSize(algorithms), newSimulate(algorithms), newReplay(algorithms), newSuggest(),
+		newTest(algorithms), newInit(), newSize(algorithms), newSimulate(algorithms), newReplay(algorithms), newPromote(algorithms), newSuggest(),
 		newLoad(), newCheck(), newBench())
 	return root
 }

@@ -20,17 +20,20 @@ func TestHowHighOfTheDocs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	_, live, _ := strings.Cut(string(page), "```yaml\n# live.yaml\n")
+	live, _, _ = strings.Cut(live, "```")
+	live = writeFile(t, "live.yaml", "# live.yaml\n"+live)
 	rules := writeFile(t, "rules.yaml", "rules: [{name: suggested, per: ip, limits: [{rate: 3/min, burst: 30}]}]\n")
 	blocks := strings.Split(string(page), "```console\n$ penstock ")[1:]
 	for _, block := range blocks {
 		block, _, _ = strings.Cut(block, "```")
 		line, shown, _ := strings.Cut(block, "\n")
-		args := strings.Fields(strings.NewReplacer("examples/logs/shop.log.gz", shopLog, "rules.yaml", rules).Replace(line))
+		args := strings.Fields(strings.NewReplacer("examples/logs/shop.log.gz", shopLog, "rules.yaml", rules, "live.yaml", live).Replace(line))
 		code, out, stderr := command(args...)
 		if code != exitOK {
 			t.Errorf("%v: exit status %d, %s", args, code, stderr)
 		}
-		rest := strings.ReplaceAll(out, shopLog, "examples/logs/shop.log.gz")
+		rest := strings.NewReplacer(shopLog, "examples/logs/shop.log.gz", live, "live.yaml").Replace(out)
 		for want := range strings.Lines(shown) {
 			if want == "...\n" || want == "\n" {
 				continue
@@ -43,8 +46,8 @@ func TestHowHighOfTheDocs(t *testing.T) {
 			rest = after
 		}
 	}
-	if len(blocks) != 3 {
-		t.Errorf("the page has %d commands; want 3", len(blocks))
+	if len(blocks) != 4 {
+		t.Errorf("the page has %d commands; want 4", len(blocks))
 	}
 }
 
