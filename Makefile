@@ -110,11 +110,11 @@ service: tools
 readme: tools
 	@scripts/run-readme
 
-## browsers: checks in Chromium which responses web pages of other origins can read, and the pages of the dashboard; writes pictures to bin/dashboard/pictures
+## browsers: checks in Chromium which responses web pages of other origins can read, the pages of the dashboard, and the HTML reports; writes pictures to bin/dashboard
 browsers: tools
 	@scripts/need chromium chromium
 	@scripts/need npm npm
-	$(check) ./browsers ./dashboard
+	$(check) ./browsers ./dashboard ./reports
 
 ## recipes: runs deploy/recipes in nginx, HAProxy and Caddy from Debian, with Redis up, killed and hanging; and penstock serve in front of
 ## lighttpd with CGI, PHP and WSGI, which change the names of headers

@@ -15,6 +15,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
 	"github.com/penstock/penstock/cmd/penstock/internal/text/printable"
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/accesslog"
+	"github.com/penstock/penstock/cmd/penstock/internal/tools/htmlreport"
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/replay"
 	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/policy/policyfile"
@@ -53,6 +54,7 @@ func newReplay(algorithms []*algorithm.Algorithm) *cobra.Command {
 	f.BoolVar(&r.shouldRetry, "retry", false, "send denied requests again after their Retry-After, at most three times")
 	f.StringVar(&r.failIf, "fail-if", "", "exit with status 6 if this holds, as in 'denied > 1%', 'denied_identities > 10' or 'rejected_lines > 5%'")
 	f.StringVar(&r.identities, "identities", "masked", "how the report shows keys: masked or full")
+	f.StringVar(&r.html, "html", "", htmlUsage)
 	f.StringVarP(&r.output, "output", "o", "text", "output format: text or json")
 	_ = c.RegisterFlagCompletionFunc("config", completeYAML)
 	_ = c.RegisterFlagCompletionFunc("diff", completeYAML)
@@ -61,9 +63,9 @@ func newReplay(algorithms []*algorithm.Algorithm) *cobra.Command {
 }
 
 type replayCommand struct {
-	config, old, format, failIf, identities, output string
-	headers                                         []string
-	shouldRetry                                     bool
+	config, old, format, failIf, identities, html, output string
+	headers                                               []string
+	shouldRetry                                           bool
 }
 
 func (r *replayCommand) run(c *cobra.Command, logs []string, algorithms []*algorithm.Algorithm) error {
@@ -121,6 +123,9 @@ func (r *replayCommand) run(c *cobra.Command, logs []string, algorithms []*algor
 	if err := hasRequests(&report.Log); err != nil {
 		return err
 	}
+	if err := writeHTML(r.html, func() *htmlreport.Page { return replayPage(report) }); err != nil {
+		return err
+	}
 	if r.output == "json" {
 		err = writeJSON(c.OutOrStdout(), report)
 	} else {
@@ -146,6 +151,18 @@ func isExceeded(t *threshold, r *replay.Report) bool {
 const timeLayout = "2006-01-02 15:04:05"
 
 func printReplay(out io.Writer, r *replay.Report) error {
+	printReplayNotes(out, r)
+	fmt.Fprintln(out)
+	printSums(out, r.Policy)
+	if err := printResult(out, r.Policy); err != nil {
+		return err
+	}
+	printOld(out, r)
+	return nil
+}
+
+// printReplayNotes prints what was read.
+func printReplayNotes(out io.Writer, r *replay.Report) {
 	printLog(out, &r.Log, r.Denied429)
 	if r.WithoutAddress > 0 {
 		printable.Fprintf(out, "warning: %s of the requests have no address in the log; rules per ip count them as one client\n", share(r.WithoutAddress, r.Log.Requests))
@@ -153,13 +170,15 @@ func printReplay(out io.Writer, r *replay.Report) error {
 	for _, n := range r.NeedsHeaders {
 		printable.Fprintf(out, "warning: rule %s reads %s, which no request of the log has; --header adds a header\n", n.Rule, n.Source)
 	}
-	fmt.Fprintln(out)
-	if err := printResult(out, r.Policy); err != nil || r.Old == nil {
-		return err
+}
+
+// printOld compares the policy with the other one, if there is one.
+func printOld(out io.Writer, r *replay.Report) {
+	if r.Old == nil {
+		return
 	}
 	printable.Fprintf(out, "\nThe other policy denies %s of the requests.\n", share(r.Old.Denied, r.Old.Requests))
 	printable.Fprintf(out, "Only this policy denies %d of them, and only the other one %d.\n", r.OnlyNew, r.OnlyOld)
-	return nil
 }
 
 // hasRequests returns an error if no line of a log was read as a request.
@@ -197,7 +216,8 @@ func printLog(out io.Writer, log *accesslog.Stats, denied429 int64) {
 	}
 }
 
-func printResult(out io.Writer, r *replay.Result) error {
+// printSums prints how much a policy denies.
+func printSums(out io.Writer, r *replay.Result) {
 	printable.Fprintf(out, "%s of the requests denied", share(r.Denied, r.Requests))
 	if r.Retries > 0 {
 		printable.Fprintf(out, " at first, and %s admitted by one of %d retries", share(r.Later, r.Requests), r.Retries)
@@ -217,23 +237,34 @@ func printResult(out io.Writer, r *replay.Result) error {
 	if r.Merged > 0 {
 		printable.Fprintf(out, "warning: %d requests of further identities are not in the counts of identities\n", r.Merged)
 	}
+}
+
+func printResult(out io.Writer, r *replay.Result) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprint(w, "\nrule\trequests\tdenied\tidentities\thit\tfirst denied\tworst minute\tby shadows\n")
 	for _, rule := range r.Rules {
-		worst := ""
-		if rule.WorstDenied > 0 {
-			worst = fmt.Sprintf("%d at %s", rule.WorstDenied, rule.WorstMinute.UTC().Format("01-02 15:04"))
-		}
-		printable.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%s\t%s\t%d\n", rule.Name, rule.Requests, rule.Denied, rule.Identities, rule.DeniedIdentities, stamp(rule.FirstDenied), worst, rule.ShadowDenied)
+		printable.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%s\t%s\t%d\n", rule.Name, rule.Requests, rule.Denied, rule.Identities, rule.DeniedIdentities, stamp(rule.FirstDenied), worstMinute(&rule), rule.ShadowDenied)
 	}
 	if len(r.Top) > 0 {
 		fmt.Fprint(w, "\nmost denied\trule\trequests\tdenied\tlongest denied\tfirst denied\n")
 		for _, id := range r.Top {
-			longest := time.Duration(id.Longest * float64(time.Second)).Round(time.Millisecond)
-			printable.Fprintf(w, "%s\t%s\t%d\t%d\t%s\t%s\n", id.Key, id.Rule, id.Requests, id.Denied, wording.Period(longest), stamp(id.First))
+			printable.Fprintf(w, "%s\t%s\t%d\t%d\t%s\t%s\n", id.Key, id.Rule, id.Requests, id.Denied, longest(&id), stamp(id.First))
 		}
 	}
 	return w.Flush()
+}
+
+// worstMinute writes when a rule denied most.
+func worstMinute(r *replay.Rule) string {
+	if r.WorstDenied == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d at %s", r.WorstDenied, r.WorstMinute.UTC().Format("01-02 15:04"))
+}
+
+// longest writes for how long an identity was denied.
+func longest(id *replay.Identity) string {
+	return wording.Period(time.Duration(id.Longest * float64(time.Second)).Round(time.Millisecond))
 }
 
 func stamp(t time.Time) string {

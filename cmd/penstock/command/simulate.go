@@ -17,6 +17,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/cmd/penstock/internal/text/printable"
+	"github.com/penstock/penstock/cmd/penstock/internal/tools/htmlreport"
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/simulate"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/regions"
@@ -68,22 +69,23 @@ func newSimulate(algorithms []*algorithm.Algorithm) *cobra.Command {
 	f.StringVar(&s.onFailure, "on-failure", guard.FailLocal.String(), "how instances decide meanwhile: local, open or closed")
 	f.Uint64Var(&s.seed, "seed", 1, "seed of random gaps; the same seed gives the same result")
 	f.BoolVar(&s.hasDecisions, "decisions", false, "print each decision; at most 100,000")
+	f.StringVar(&s.html, "html", "", htmlUsage)
 	f.StringVarP(&s.output, "output", "o", "text", "output format: text or json")
 	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
 	return c
 }
 
 type simulateCommand struct {
-	arrivals, onDenied, down, onFailure, output string
-	algorithms                                  []string
-	cost                                        int64
-	maxWait                                     time.Duration
-	perClient, hasDecisions                     bool
-	instances, regions                          int
-	across                                      string
-	delay                                       time.Duration
-	cuts                                        []string
-	seed                                        uint64
+	arrivals, onDenied, down, onFailure, html, output string
+	algorithms                                        []string
+	cost                                              int64
+	maxWait                                           time.Duration
+	perClient, hasDecisions                           bool
+	instances, regions                                int
+	across                                            string
+	delay                                             time.Duration
+	cuts                                              []string
+	seed                                              uint64
 }
 
 // maxDecisions is the largest number of decisions that are printed.
@@ -119,6 +121,9 @@ func (s *simulateCommand) run(ctx context.Context, out io.Writer, rate string, o
 			return err
 		}
 		all = append(all, *one)
+	}
+	if err := writeHTML(s.html, func() *htmlreport.Page { return s.page(all) }); err != nil {
+		return err
 	}
 	if s.output == "json" {
 		return writeJSON(out, struct {
@@ -351,11 +356,7 @@ func (one *simulation) print(out io.Writer) error {
 		for _, r := range one.Timeline {
 			allowed := int(r.Allowed * barWidth / most)
 			bar := strings.Repeat("█", allowed) + strings.Repeat("░", int(r.Requests*barWidth/most)-allowed)
-			retryAfter := ""
-			if r.Denied > 0 {
-				retryAfter = round(r.RetryAfter)
-			}
-			printable.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%s\t  %s\n", round(r.From), r.Requests, r.Allowed, r.Denied, r.Remaining, retryAfter, bar)
+			printable.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%s\t  %s\n", round(r.From), r.Requests, r.Allowed, r.Denied, r.Remaining, retryAfter(&r), bar)
 		}
 	}
 	if err := w.Flush(); err != nil {
@@ -380,6 +381,14 @@ func (one *simulation) print(out io.Writer) error {
 	}
 	fmt.Fprintln(out)
 	return nil
+}
+
+// retryAfter writes the RetryAfter of a row; "" without a denial.
+func retryAfter(r *simulate.Row) string {
+	if r.Denied == 0 {
+		return ""
+	}
+	return round(r.RetryAfter)
 }
 
 // round writes a time for people: with at most three digits behind the point.

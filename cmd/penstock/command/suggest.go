@@ -17,6 +17,7 @@ import (
 
 	"github.com/penstock/penstock/cmd/penstock/internal/text/printable"
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/accesslog"
+	"github.com/penstock/penstock/cmd/penstock/internal/tools/htmlreport"
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/suggest"
 	"github.com/penstock/penstock/internal/match"
 	"github.com/penstock/penstock/internal/wording"
@@ -53,6 +54,7 @@ func newSuggest() *cobra.Command {
 	f.BoolVar(&s.keepsOutliers, "keep-outliers", false, "count clients that send far more than all others too")
 	f.StringVar(&s.format, "format", "", "format of the logs, as in replay")
 	f.StringVar(&s.identities, "identities", "masked", "how the report shows keys: masked or full")
+	f.StringVar(&s.html, "html", "", htmlUsage)
 	f.StringVarP(&s.output, "output", "o", "text", "output format: text or json")
 	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
 	return c
@@ -62,10 +64,10 @@ func newSuggest() *cobra.Command {
 const maxWindow = 7 * 24 * time.Hour
 
 type suggestCommand struct {
-	per, path, budget, algorithm, format, identities, output string
-	window                                                   time.Duration
-	headroom                                                 float64
-	keepsOutliers                                            bool
+	per, path, budget, algorithm, format, identities, html, output string
+	window                                                         time.Duration
+	headroom                                                       float64
+	keepsOutliers                                                  bool
 }
 
 func (s *suggestCommand) run(ctx context.Context, stdin io.Reader, out io.Writer, logs []string) error {
@@ -88,6 +90,9 @@ func (s *suggestCommand) run(ctx context.Context, stdin io.Reader, out io.Writer
 		return err
 	}
 	if err := hasRequests(&report.Log); err != nil {
+		return err
+	}
+	if err := writeHTML(s.html, func() *htmlreport.Page { return s.page(report) }); err != nil {
 		return err
 	}
 	if s.output == "json" {
@@ -189,12 +194,7 @@ func includes(path string) (func(*accesslog.Entry) bool, error) {
 
 func (s *suggestCommand) print(out io.Writer, r *suggest.Report) error {
 	printLog(out, &r.Log, r.Denied429)
-	if r.WithoutIdentity > 0 {
-		printable.Fprintf(out, "warning: %d requests have no %s, and are not counted\n", r.WithoutIdentity, s.per)
-	}
-	if r.Merged > 0 {
-		printable.Fprintf(out, "warning: %d requests of further clients are not counted\n", r.Merged)
-	}
+	s.printWarnings(out, r)
 	if r.Suggested == nil {
 		return withStatus(exitInvalid, errors.New("no request of the log can be counted; choose another --per or --path"))
 	}
@@ -220,6 +220,23 @@ func (s *suggestCommand) print(out io.Writer, r *suggest.Report) error {
 	if n := len(r.Outliers); n > 0 {
 		printable.Fprintf(out, "Outliers, which are not counted above: the first %d. --keep-outliers counts them.\n", n)
 	}
+	if s.identities == "masked" {
+		fmt.Fprint(out, "The last part of each key is masked. --identities full shows it.\n")
+	}
+	printable.Fprintf(out, "\nSuggested, with a headroom of %g and rounded up:\n\n", r.Headroom)
+	fmt.Fprint(out, printable.Text(s.policy(r.Suggested)))
+	fmt.Fprint(out, "\n# Write it to a file, without the line with shadow, and see whom it would have denied: penstock replay LOG --config rules.yaml\n")
+	return nil
+}
+
+// printWarnings prints what a reader of the report must know.
+func (s *suggestCommand) printWarnings(out io.Writer, r *suggest.Report) {
+	if r.WithoutIdentity > 0 {
+		printable.Fprintf(out, "warning: %d requests have no %s, and are not counted\n", r.WithoutIdentity, s.per)
+	}
+	if r.Merged > 0 {
+		printable.Fprintf(out, "warning: %d requests of further clients are not counted\n", r.Merged)
+	}
 	if r.IsShort && r.Counted != nil {
 		printable.Fprintf(out, "warning: the log is shorter than the window, so it does not show what clients need; read a longer one\n")
 	} else if r.IsShort {
@@ -231,13 +248,6 @@ func (s *suggestCommand) print(out io.Writer, r *suggest.Report) error {
 	if r.IsUncertain {
 		printable.Fprintf(out, "warning: %d clients are too few to be sure about a budget of %s; fewer than ten are beyond it\n", r.Identities, s.budget)
 	}
-	if s.identities == "masked" {
-		fmt.Fprint(out, "The last part of each key is masked. --identities full shows it.\n")
-	}
-	printable.Fprintf(out, "\nSuggested, with a headroom of %g and rounded up:\n\n", r.Headroom)
-	fmt.Fprint(out, printable.Text(s.policy(r.Suggested)))
-	fmt.Fprint(out, "\n# Write it to a file, without the line with shadow, and see whom it would have denied: penstock replay LOG --config rules.yaml\n")
-	return nil
 }
 
 // printNeeds prints what the limit must be, for each budget.

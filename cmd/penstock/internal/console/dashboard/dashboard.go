@@ -216,6 +216,11 @@ var assets = func() map[string]asset {
 	return all
 }()
 
+// UPlot returns the script and the style sheet of the library that draws charts.
+func UPlot() (script, style string) {
+	return string(assets["uPlot.iife.min.js"].text), string(assets["uPlot.min.css"].text)
+}
+
 // mediaTypes are the media types of assets by their extension. Package mime would use the
 // machine's, which may differ.
 var mediaTypes = map[string]string{".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}

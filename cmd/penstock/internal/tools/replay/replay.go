@@ -87,12 +87,13 @@ type Result struct {
 	// It is nil if the log has finer time stamps, and with retries.
 	DeniedIfSpread *int64 `json:"denied_if_spread,omitempty"`
 
-	Identities       int64      `json:"identities"`
-	DeniedIdentities int64      `json:"denied_identities"`
-	Merged           int64      `json:"requests_without_identity"` // beyond the first million identities
-	LongestWait      float64    `json:"longest_wait"`              // seconds
-	Rules            []Rule     `json:"rules"`
-	Top              []Identity `json:"most_denied"` // the most denied identities first
+	Identities       int64            `json:"identities"`
+	DeniedIdentities int64            `json:"denied_identities"`
+	Merged           int64            `json:"requests_without_identity"` // beyond the first million identities
+	LongestWait      float64          `json:"longest_wait"`              // seconds
+	Demand           accesslog.Demand `json:"demand"`                    // of the first tries
+	Rules            []Rule           `json:"rules"`
+	Top              []Identity       `json:"most_denied"` // the most denied identities first
 }
 
 // A Rule counts the requests for which a limit of the rule mattered most.
@@ -319,6 +320,7 @@ func (t *tally) first(e *accesslog.Entry) bool {
 	t.result.Requests++
 	seen := t.send(e, 0)
 	t.result.Outcomes[seen.outcome.String()]++
+	t.result.Demand.Add(t.gate.now, isDenial(seen.outcome))
 	if !isDenial(seen.outcome) {
 		return false
 	}

@@ -68,22 +68,23 @@ var ErrNoDurations = errors.New("no request of the log has a duration, so it doe
 
 // A Report is what the logs support.
 type Report struct {
-	Log             accesslog.Stats `json:"log"`
-	Requests        int64           `json:"requests"` // that were included and have an identity
-	WithoutIdentity int64           `json:"requests_without_identity"`
-	Merged          int64           `json:"requests_beyond_identities"` // of identities beyond the first million
-	Denied429       int64           `json:"status_429"`
-	Identities      int64           `json:"identities"`
-	Budget          float64         `json:"budget"`
-	Headroom        float64         `json:"headroom"`
-	Outliers        []Identity      `json:"outliers"` // not counted below
-	Frontier        []Point         `json:"frontier"`
-	Windows         []Window        `json:"windows"`
-	Chosen          *Point          `json:"chosen"`            // of the frontier; null without
-	Counted         *Counted        `json:"counted,omitempty"` // if it is no token bucket
-	Suggested       *Limit          `json:"suggested"`
-	All             []Point         `json:"all_clients_together"`
-	Busiest         []Identity      `json:"busiest"`
+	Log             accesslog.Stats  `json:"log"`
+	Demand          accesslog.Demand `json:"demand"`   // of the requests that were included
+	Requests        int64            `json:"requests"` // that were included and have an identity
+	WithoutIdentity int64            `json:"requests_without_identity"`
+	Merged          int64            `json:"requests_beyond_identities"` // of identities beyond the first million
+	Denied429       int64            `json:"status_429"`
+	Identities      int64            `json:"identities"`
+	Budget          float64          `json:"budget"`
+	Headroom        float64          `json:"headroom"`
+	Outliers        []Identity       `json:"outliers"` // not counted below
+	Frontier        []Point          `json:"frontier"`
+	Windows         []Window         `json:"windows"`
+	Chosen          *Point           `json:"chosen"`            // of the frontier; null without
+	Counted         *Counted         `json:"counted,omitempty"` // if it is no token bucket
+	Suggested       *Limit           `json:"suggested"`
+	All             []Point          `json:"all_clients_together"`
+	Busiest         []Identity       `json:"busiest"`
 
 	// IsUncertain says that there are too few identities for the budget: fewer than ten of them are
 	// beyond it.
@@ -204,6 +205,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		if e.Status == 429 {
 			report.Denied429++
 		}
+		report.Demand.Add(e.Time, false)
 		all.add(e.Time, e.Duration, &held)
 		key := o.Identity(e)
 		if key == "" {
