@@ -116,7 +116,9 @@ func (r *replayCommand) run(c *cobra.Command, logs []string, algorithms []*algor
 		return withStatus(exitInvalid, fmt.Errorf("cannot read the log: %w", err))
 	}
 	defer o.Log.Close()
+	stop := showProgress(c.ErrOrStderr(), o.Log)
 	report, err := replay.Run(c.Context(), o)
+	stop()
 	if err != nil {
 		return err
 	}

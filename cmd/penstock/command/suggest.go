@@ -1,7 +1,6 @@
 package command
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -41,7 +40,7 @@ func newSuggest() *cobra.Command {
 			"  penstock suggest access.log --algorithm sliding-log --window 10m",
 		Args: argumentCount(1, 1000, "the name of a log, as in: penstock suggest access.log"),
 		RunE: func(c *cobra.Command, args []string) error {
-			return s.run(c.Context(), c.InOrStdin(), c.OutOrStdout(), args)
+			return s.run(c, args)
 		},
 	}
 	f := c.Flags()
@@ -70,7 +69,8 @@ type suggestCommand struct {
 	keepsOutliers                                                  bool
 }
 
-func (s *suggestCommand) run(ctx context.Context, stdin io.Reader, out io.Writer, logs []string) error {
+func (s *suggestCommand) run(c *cobra.Command, logs []string) error {
+	out := c.OutOrStdout()
 	if err := checkOutput(s.output, "text", "json"); err != nil {
 		return err
 	}
@@ -78,11 +78,13 @@ func (s *suggestCommand) run(ctx context.Context, stdin io.Reader, out io.Writer
 	if err != nil {
 		return withStatus(exitUsage, err)
 	}
-	if o.Log, err = accesslog.Open(logs, stdin, format); err != nil {
+	if o.Log, err = accesslog.Open(logs, c.InOrStdin(), format); err != nil {
 		return withStatus(exitInvalid, fmt.Errorf("cannot read the log: %w", err))
 	}
 	defer o.Log.Close()
-	report, err := suggest.Run(ctx, o)
+	stop := showProgress(c.ErrOrStderr(), o.Log)
+	report, err := suggest.Run(c.Context(), o)
+	stop()
 	if errors.Is(err, suggest.ErrNoDurations) {
 		return withStatus(exitInvalid, err)
 	}

@@ -251,3 +251,33 @@ func FuzzFormats(f *testing.F) {
 		}
 	})
 }
+
+// TestProgressEndsWithAllBytes: at the end, all bytes of the files are read. Their size is not
+// known if one of them is standard input.
+func TestProgressEndsWithAllBytes(t *testing.T) {
+	line := `192.0.2.1 - - [04/Mar/2026:05:06:07 +0000] "GET / HTTP/1.1" 200 1` + "\n"
+	path := filepath.Join(t.TempDir(), "log")
+	if err := os.WriteFile(path, []byte(line), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, names := range [][]string{{path, path}, {path, "-"}} {
+		r, err := Open(names, strings.NewReader(line), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for err == nil {
+			_, err = r.Next()
+		}
+		all := int64(2 * len(line))
+		wantTotal := all
+		if names[1] == "-" {
+			wantTotal = 0
+		}
+		if read, total := r.Progress(); read != all || total != wantTotal {
+			t.Errorf("%v: %d of %d bytes are read; want %d of %d", names, read, total, all, wantTotal)
+		}
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -14,6 +14,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/klauspost/compress/zstd"
@@ -68,6 +69,8 @@ type Reader struct {
 	newest  time.Time
 	last    time.Time
 	stats   Stats
+	read    atomic.Int64 // bytes of the files
+	total   int64        // their size; 0 if it is not known
 }
 
 // Open opens the files. "-" is standard input. A nil format means that the format of each file is
@@ -77,8 +80,13 @@ func Open(names []string, stdin io.Reader, format *Format) (*Reader, error) {
 		return nil, fmt.Errorf("there are %d files; give at most %d", len(names), maxFiles)
 	}
 	r := &Reader{}
+	isKnown := true // the size of all files
 	for _, name := range names {
-		s, err := openSource(name, stdin, format)
+		info, err := os.Stat(name)
+		if isKnown = isKnown && err == nil && info.Mode().IsRegular(); isKnown {
+			r.total += info.Size()
+		}
+		s, err := openSource(name, stdin, format, &r.read)
 		if err != nil {
 			return nil, errors.Join(err, r.Close())
 		}
@@ -89,8 +97,27 @@ func Open(names []string, stdin io.Reader, format *Format) (*Reader, error) {
 			return nil, errors.Join(err, r.Close())
 		}
 	}
+	if !isKnown {
+		r.total = 0
+	}
 	heap.Init(r)
 	return r, nil
+}
+
+// Progress returns how many bytes of the files are read, and how many they have: 0 if that is not
+// known. Other goroutines may call it while Next runs.
+func (r *Reader) Progress() (read, total int64) { return r.read.Load(), r.total }
+
+// A countingReader counts what it reads.
+type countingReader struct {
+	io.Reader
+	count *atomic.Int64
+}
+
+func (c countingReader) Read(p []byte) (n int, err error) {
+	n, err = c.Reader.Read(p)
+	c.count.Add(int64(n))
+	return n, err
 }
 
 // Close closes the files.
@@ -188,7 +215,7 @@ func (s *source) isBefore(other *source) bool {
 }
 
 // openSource opens a file and detects its format. The first lines are kept in the buffer.
-func openSource(name string, stdin io.Reader, format *Format) (*source, error) {
+func openSource(name string, stdin io.Reader, format *Format, read *atomic.Int64) (*source, error) {
 	s := &source{name: name, format: format, close: func() error { return nil }}
 	input := stdin
 	if name != "-" {
@@ -198,7 +225,7 @@ func openSource(name string, stdin io.Reader, format *Format) (*source, error) {
 		}
 		s.close, input = f.Close, f
 	}
-	buffered := bufio.NewReaderSize(input, 64<<10)
+	buffered := bufio.NewReaderSize(countingReader{input, read}, 64<<10)
 	text, err := decompress(buffered)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("%s: %w", name, err), s.close())
