@@ -3,6 +3,7 @@ package guard
 import (
 	"cmp"
 	"context"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -112,7 +113,7 @@ type denyCache struct {
 	maxAge             time.Duration
 	limits             func(*penstock.Plan) Settings
 	canLearnFromGrants bool          // denyOptions.Grants
-	deadlines          *deadline.Set // bounds the wait for another request's answer; nil: the caller's context does
+	deadlines          *deadline.Set // of decisions that the cache does not answer; nil: they have none here
 	start              time.Time     // now counts from here
 	table              *denials
 	demands            *demands
@@ -221,10 +222,15 @@ func (d *denyCache) lookUp(ctx context.Context, q *denyQuery, b *batches.Batch) 
 // Refund, Reset or Force changes, before the caller gets the answer, even if the answer is an
 // error.
 func (d *denyCache) send(ctx context.Context, queries []denyQuery, list []*batches.Batch) {
-	for i, b := range list {
-		if queries[i].route == changing {
-			defer d.table.forget(b.Charges) // also after a panic
+	if d.deadlines != nil {
+		bounded, isOwn := d.deadlineOf(ctx, &queries[0])
+		if isOwn {
+			defer bounded.End()
 		}
+		ctx = bounded
+	}
+	if slices.ContainsFunc(queries, isChanging) {
+		defer d.forget(queries, list) // also after a panic
 	}
 	d.next(ctx, list)
 	for i, b := range list {
@@ -232,6 +238,26 @@ func (d *denyCache) send(ctx context.Context, queries []denyQuery, list []*batch
 			d.learn(&queries[i], b.Charges, &b.Decision, b.Err)
 		}
 	}
+}
+
+func isChanging(q denyQuery) bool { return q.route == changing }
+
+// forget drops the denials of the counters that a list changes.
+func (d *denyCache) forget(queries []denyQuery, list []*batches.Batch) {
+	for i, b := range list {
+		if queries[i].route == changing {
+			d.table.forget(b.Charges)
+		}
+	}
+}
+
+// deadlineOf returns the deadline of a decision. If there is none yet, it makes one: then isOwn is
+// true, and the caller must end it.
+func (d *denyCache) deadlineOf(ctx context.Context, q *denyQuery) (bounded *deadline.Context, isOwn bool) {
+	if q.sentAt == 0 { // the clock was not read
+		return d.deadlines.Of(ctx)
+	}
+	return d.deadlines.OfSince(ctx, d.start.Add(time.Duration(q.sentAt)))
 }
 
 // denyStats are counts of a denyCache.
@@ -317,7 +343,7 @@ func (d *denyCache) denialAfterGrant(c *penstock.Charge, granted penstock.Status
 func (d *denyCache) refreshOnce(ctx context.Context, query []denyQuery, one []*batches.Batch) {
 	ended, b := query[0].known, one[0]
 	if d.deadlines != nil {
-		bounded, isOwn := d.deadlines.Of(ctx)
+		bounded, isOwn := d.deadlineOf(ctx, &query[0])
 		if isOwn {
 			defer bounded.End()
 		}

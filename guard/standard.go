@@ -130,7 +130,6 @@ func Standard(store penstock.Store, o Options) (*Guarded, error) {
 	g.Store = penstock.Wrap(store,
 		Observe(o.Observe),
 		g.withDenyCache(denyOptions{MaxAge: o.DenyCacheTTL, Limits: o.Limits, Grants: true}, deadlines),
-		deadlines.Within,
 		g.withLease(o.Lease.engine(o.Limits, g.Instances), deadlines),
 		g.withFallback(FallbackOptions{OnFailure: o.OnFailure, Limits: o.Limits, Instances: g.Instances}),
 		onStoreError(o.OnStoreError),
@@ -143,11 +142,11 @@ func Standard(store penstock.Store, o Options) (*Guarded, error) {
 	return g, nil
 }
 
-// withDenyCache adds a denyCache if denials may be cached.
+// withDenyCache adds a denyCache if denials may be cached. Each decision gets its deadline here.
 func (g *Guarded) withDenyCache(o denyOptions, deadlines *deadline.Set) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
 		if o.MaxAge < 0 {
-			return next
+			return deadlines.Within(next)
 		}
 		g.deny = newDenyCache(next, o)
 		if deadlines.After > 0 {

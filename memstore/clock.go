@@ -26,19 +26,20 @@ func newClock() *clock {
 	return c
 }
 
-// now returns the time in µs since the epoch.
-func (c *clock) now() int64 {
+// now returns the time in µs since the epoch, and by the monotonic clock.
+func (c *clock) now() (unixMicro int64, monotonic time.Time) {
 	base := c.base.Load()
 	since := time.Since(base.time)
 	if since > rebaseAfter {
-		return c.rebase()
+		base, since = c.rebase(), 0
 	}
-	return base.unixMicro + since.Microseconds()
+	return base.unixMicro + since.Microseconds(), base.time.Add(since)
 }
 
-// rebase stores the present moment, and returns its time in µs since the epoch.
-func (c *clock) rebase() int64 {
+// rebase stores and returns the present moment.
+func (c *clock) rebase() *moment {
 	now := time.Now()
-	c.base.Store(&moment{now, now.UnixMicro()})
-	return now.UnixMicro()
+	base := &moment{now, now.UnixMicro()}
+	c.base.Store(base)
+	return base
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/internal/batches"
+	"github.com/penstock/penstock/internal/lazy"
 )
 
 // Options of a Store. The zero value is useful.
@@ -98,17 +99,9 @@ func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (d pensto
 	if err := penstock.Check(charges); err != nil {
 		return penstock.Decision{}, err
 	}
-	if err := ctx.Err(); err != nil {
-		if errors.Is(err, context.DeadlineExceeded) {
-			err = penstock.NewStoreError(penstock.ReasonLate, err)
-		}
+	now, err := s.begin(ctx)
+	if err != nil {
 		return penstock.Decision{}, err
-	}
-	now := s.now()
-	if s.optionsNow != nil {
-		if err := algorithm.CheckTime(now); err != nil {
-			return penstock.Decision{}, fmt.Errorf("%w: memstore: Options.Now: %w", penstock.ErrInvalid, err)
-		}
 	}
 	if len(charges) == 1 {
 		err = s.decideOne(&charges[0], now, &d)
@@ -124,12 +117,23 @@ func (s *Store) decideList(ctx context.Context, list []*batches.Batch) {
 	}
 }
 
-// now returns the time in µs since the epoch.
-func (s *Store) now() int64 {
-	if s.optionsNow != nil {
-		return s.optionsNow().UnixMicro()
+// begin returns the time in µs since the epoch. It returns an error if ctx has ended or Options.Now
+// is wrong.
+func (s *Store) begin(ctx context.Context) (now int64, err error) {
+	if s.optionsNow == nil {
+		var at time.Time
+		now, at = s.clock.now()
+		err = lazy.Err(ctx, at)
+	} else if err = ctx.Err(); err == nil {
+		now = s.optionsNow().UnixMicro()
+		if err := algorithm.CheckTime(now); err != nil {
+			return 0, fmt.Errorf("%w: memstore: Options.Now: %w", penstock.ErrInvalid, err)
+		}
 	}
-	return s.clock.now()
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = penstock.NewStoreError(penstock.ReasonLate, err)
+	}
+	return now, err
 }
 
 // decideOne decides a batch of one charge, and writes the decision to *d.

@@ -19,6 +19,21 @@ type Context interface {
 	Lazy() (done <-chan struct{}, deadline time.Time)
 }
 
+// Err returns the error of ctx at the time now, which has a monotonic reading. It reads the clock
+// only if the deadline of a Context may have passed.
+func Err(ctx context.Context, now time.Time) error {
+	if l, ok := ctx.(Context); ok {
+		if canceled, at := l.Lazy(); now.Before(at) {
+			select {
+			case <-canceled:
+			default:
+				return nil
+			}
+		}
+	}
+	return ctx.Err()
+}
+
 // ErrClosed is the error of Await if the store was closed.
 var ErrClosed = errors.New("the store was closed")
 

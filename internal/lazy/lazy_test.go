@@ -59,3 +59,42 @@ func TestAwaitEndsByWhatComesFirst(t *testing.T) {
 		}
 	})
 }
+
+func TestErrReadsNoClockBeforeTheDeadline(t *testing.T) {
+	now := time.Now()
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for name, c := range map[string]struct {
+		parent    context.Context
+		first, at time.Duration // of the deadline, from now
+		want      error
+		canRead   bool // the clock
+	}{
+		"in time":               {t.Context(), time.Hour, time.Hour, nil, false},
+		"canceled":              {ended, time.Hour, time.Hour, context.Canceled, true},
+		"late":                  {t.Context(), -time.Hour, -time.Hour, context.DeadlineExceeded, true},
+		"late, but is extended": {t.Context(), -time.Hour, time.Hour, nil, true},
+	} {
+		ctx := &clockContext{lateContext: lateContext{c.parent, now.Add(c.first), now.Add(c.at)}}
+		if got := Err(ctx, now); got != c.want || ctx.reads > 0 && !c.canRead {
+			t.Errorf("%s: Err returns %v after %d readings of the clock; want %v", name, got, ctx.reads, c.want)
+		}
+	}
+	if got := Err(ended, now); got != context.Canceled {
+		t.Errorf("Err of another context returns %v; want its error", got)
+	}
+}
+
+// A clockContext counts how often the clock was read for its error.
+type clockContext struct {
+	lateContext
+	reads int
+}
+
+func (c *clockContext) Err() error {
+	c.reads++
+	if time.Until(c.at) <= 0 {
+		return context.DeadlineExceeded
+	}
+	return c.Context.Err()
+}

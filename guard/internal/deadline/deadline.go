@@ -40,13 +40,25 @@ func (t *Set) Of(ctx context.Context) (d *Context, isOwn bool) {
 	if d := From(ctx); d != nil {
 		return d, false
 	}
-	t.stalls.begin()
-	now := monotonic()
-	at := now.Add(t.After)
-	if b, ok := ctx.Value(answerByKey{}).(*answerBy); ok && b.at.Before(at) {
-		at = b.at
+	return t.make(ctx, now()), true
+}
+
+// OfSince is Of for a decision that began at the given time, which has a monotonic reading. It does
+// not read the clock.
+func (t *Set) OfSince(ctx context.Context, began time.Time) (d *Context, isOwn bool) {
+	if d := From(ctx); d != nil {
+		return d, false
 	}
-	return &Context{Context: ctx, stalls: &t.stalls, baseDeadline: at, stalledBefore: t.stalls.stalled(now)}, true
+	return t.make(ctx, began.Sub(start)), true
+}
+
+func (t *Set) make(ctx context.Context, began time.Duration) *Context {
+	t.stalls.begin()
+	at := began + min(t.After, maxDuration)
+	if b, ok := ctx.Value(answerByKey{}).(*answerBy); ok {
+		at = min(at, max(b.at.Sub(start), -maxDuration))
+	}
+	return &Context{Context: ctx, stalls: &t.stalls, baseDeadline: at, stalledBefore: t.stalls.stalled(began)}
 }
 
 // WithAnswerDeadline returns a context whose decisions end at the given time, or earlier.
@@ -83,13 +95,15 @@ func CallerErr(ctx context.Context) error {
 	return nil
 }
 
-// start is when the process began.
+// start is when the process began. Times count from here.
 var start = time.Now()
 
-// monotonic returns the time now by the monotonic clock. It takes half as long as time.Now, which
-// reads the wall clock too. Only the monotonic reading of the result is right, so compare the
-// result only with times that have a monotonic reading.
-func monotonic() time.Time { return start.Add(time.Since(start)) }
+// maxDuration bounds durations, so that adding them to a time does not overflow.
+const maxDuration time.Duration = 1 << 61
+
+// now returns the time by the monotonic clock. It takes half as long as time.Now, which reads the
+// wall clock too.
+func now() time.Duration { return time.Since(start) }
 
 // contextKey is the key of the decision's deadline in a context.
 type contextKey struct{}
@@ -117,7 +131,7 @@ func Detach(ctx context.Context) context.Context {
 type Context struct {
 	context.Context // the caller's
 	stalls          *stallMeter
-	baseDeadline    time.Time     // the deadline if the process loses no time
+	baseDeadline    time.Duration // the deadline if the process loses no time
 	stalledBefore   time.Duration // what stallMeter.stalled returned when the Context was made
 
 	mu            sync.Mutex
@@ -129,20 +143,20 @@ type Context struct {
 
 // Left returns how much time the decision still has, if the process loses no more time.
 func (d *Context) Left() time.Duration {
-	now := monotonic()
-	return d.baseDeadline.Sub(now) + d.stalls.stalled(now) - d.stalledBefore
+	now := now()
+	return d.baseDeadline - now + d.stalls.stalled(now) - d.stalledBefore
 }
 
 // Until returns when the decision's time is over, if the process loses no more time.
 func (d *Context) Until() time.Time {
-	return d.baseDeadline.Add(d.stalls.stalled(monotonic()) - d.stalledBefore)
+	return start.Add(d.baseDeadline + d.stalls.stalled(now()) - d.stalledBefore)
 }
 
 var _ lazy.Context = (*Context)(nil)
 
 // Lazy returns the caller's Done, and the deadline as far as it is known without reading the clock.
 func (d *Context) Lazy() (done <-chan struct{}, at time.Time) {
-	at = d.baseDeadline.Add(max(d.stalls.stalledAtLastTick()-d.stalledBefore, 0))
+	at = start.Add(d.baseDeadline + max(d.stalls.stalledAtLastTick()-d.stalledBefore, 0))
 	if callers, ok := d.Context.Deadline(); ok && callers.Before(at) {
 		at = callers
 	}

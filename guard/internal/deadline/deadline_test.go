@@ -2,6 +2,7 @@ package deadline
 
 import (
 	"context"
+	"math"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -85,6 +86,21 @@ func TestAnswerByShortensTheDeadline(t *testing.T) {
 }
 
 // Only the caller's own end is an error of the caller.
+// Durations and times far away must not overflow into a deadline that has passed, or into none.
+func TestExtremeDeadlines(t *testing.T) {
+	forever := Set{After: math.MaxInt64}
+	d, _ := forever.Of(t.Context())
+	if d.Left() <= 0 || d.Err() != nil || time.Until(d.Until()) <= 0 {
+		t.Errorf("with the longest After, Left returns %v and Err %v; want time left", d.Left(), d.Err())
+	}
+	d.End()
+	d, _ = forever.Of(WithAnswerDeadline(t.Context(), time.Time{}))
+	if d.Left() > 0 || d.Err() != context.DeadlineExceeded {
+		t.Errorf("with an answer deadline in the year 1, Left returns %v and Err %v; want none left", d.Left(), d.Err())
+	}
+	d.End()
+}
+
 func TestErrorOfTheCaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		type contexts struct{ caller, decision, between, guarded context.Context }
@@ -181,7 +197,7 @@ func TestAwait(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
-				d := &Context{Context: ctx, stalls: new(stallMeter), baseDeadline: time.Now().Add(after)}
+				d := &Context{Context: ctx, stalls: new(stallMeter), baseDeadline: now() + after}
 				if !row.plain {
 					ctx = d
 				}

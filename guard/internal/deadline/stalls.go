@@ -23,7 +23,7 @@ type stallMeter struct {
 // A measurement is for how long the process has stalled so far.
 type measurement struct {
 	stalled time.Duration
-	due     time.Time // of the next tick; zero: the timer is stopped
+	due     time.Duration // of the next tick; 0: the timer is stopped
 }
 
 const (
@@ -45,8 +45,8 @@ func (s *stallMeter) begin() {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if m := s.measured.Load(); m == nil || m.due.IsZero() {
-		s.nextLocked(time.Now())
+	if m := s.measured.Load(); m == nil || m.due == 0 {
+		s.nextLocked(now())
 	}
 }
 
@@ -56,7 +56,7 @@ func (s *stallMeter) end() { s.inFlight.Add(-1) }
 func (s *stallMeter) tick() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := time.Now()
+	now := now()
 	if s.inFlight.Load() > 0 {
 		s.nextLocked(now)
 	} else {
@@ -64,8 +64,8 @@ func (s *stallMeter) tick() {
 	}
 }
 
-func (s *stallMeter) nextLocked(now time.Time) {
-	s.measured.Store(&measurement{s.stalled(now), now.Add(tickInterval)})
+func (s *stallMeter) nextLocked(now time.Duration) {
+	s.measured.Store(&measurement{s.stalled(now), now + tickInterval})
 	if s.timer == nil {
 		s.timer = time.AfterFunc(tickInterval, s.tick)
 	} else {
@@ -83,13 +83,13 @@ func (s *stallMeter) stalledAtLastTick() time.Duration {
 
 // stalled returns for how long the process has stalled until now, without the part that counts
 // toward deadlines. Subtract two results to get the stall between them.
-func (s *stallMeter) stalled(now time.Time) time.Duration {
+func (s *stallMeter) stalled(now time.Duration) time.Duration {
 	m := s.measured.Load()
 	if m == nil {
 		return 0
 	}
-	late := now.Sub(m.due)
-	if m.due.IsZero() || late <= usualDelay {
+	late := now - m.due
+	if m.due == 0 || late <= usualDelay {
 		return m.stalled
 	}
 	return m.stalled + late - min(late/countedDivisor, maxCountedPerPause)

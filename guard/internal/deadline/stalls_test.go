@@ -15,8 +15,8 @@ import (
 func (l *stallMeter) delayTick(by time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.measured.Store(&measurement{l.stalled(time.Now()), time.Now().Add(-by)})
-	l.nextLocked(time.Now())
+	l.measured.Store(&measurement{l.stalled(now()), now() - by})
+	l.nextLocked(now())
 }
 
 func TestLateTicksMeasureLostTime(t *testing.T) {
@@ -34,12 +34,12 @@ func TestLateTicksMeasureLostTime(t *testing.T) {
 			for range 3 {
 				l.delayTick(row.late)
 			}
-			if got := l.stalled(time.Now()); got != 3*row.lost {
+			if got := l.stalled(now()); got != 3*row.lost {
 				t.Errorf("after three ticks that were %v late, the lost time is %v; want %v", row.late, got, 3*row.lost)
 			}
 			time.Sleep(time.Minute)
 			synctest.Wait()
-			if got := l.stalled(time.Now()); got != 3*row.lost {
+			if got := l.stalled(now()); got != 3*row.lost {
 				t.Errorf("after a further minute without late ticks, the lost time is %v; want %v", got, 3*row.lost)
 			}
 		})
@@ -54,22 +54,22 @@ func TestTimerStopsWithoutDecisions(t *testing.T) {
 		}
 		for range 3 {
 			l.begin()
-			if m := l.measured.Load(); m == nil || m.due.IsZero() {
+			if m := l.measured.Load(); m == nil || m.due == 0 {
 				t.Fatal("the timer is stopped after a decision has begun")
 			}
 			l.begin()
 			time.Sleep(time.Second)
 			l.end()
 			time.Sleep(time.Second)
-			if synctest.Wait(); l.measured.Load().due.IsZero() {
+			if synctest.Wait(); l.measured.Load().due == 0 {
 				t.Error("the timer is stopped while a decision is in flight")
 			}
 			l.end()
 			time.Sleep(tickInterval)
-			if synctest.Wait(); !l.measured.Load().due.IsZero() {
+			if synctest.Wait(); l.measured.Load().due != 0 {
 				t.Error("the timer runs while no decision is in flight")
 			}
-			if got := l.stalled(time.Now().Add(time.Hour)); got != 0 {
+			if got := l.stalled(now() + time.Hour); got != 0 {
 				t.Errorf("while the timer is stopped, the lost time is %v; want 0", got)
 			}
 		}
@@ -82,17 +82,17 @@ func TestStarvedProcessWaitsForABoundedTime(t *testing.T) {
 	const after = 250 * time.Millisecond
 	for _, late := range []time.Duration{0, 2 * time.Millisecond, 27 * time.Millisecond, 95 * time.Millisecond, 500 * time.Millisecond, 5 * time.Second} {
 		var l stallMeter
-		now := time.Now()
-		end, pauses := now.Add(after), 0
-		l.measured.Store(&measurement{due: now.Add(tickInterval)})
+		now := now()
+		end, pauses := now+after, 0
+		l.measured.Store(&measurement{due: now + tickInterval})
 		began := now
-		for now.Before(end.Add(l.stalled(now))) {
-			now = now.Add(tickInterval + late)
-			l.measured.Store(&measurement{l.stalled(now), now.Add(tickInterval)})
+		for now < end+l.stalled(now) {
+			now += tickInterval + late
+			l.measured.Store(&measurement{l.stalled(now), now + tickInterval})
 			pauses++
 		}
 		longest := max(8*after, 10*late+after) + tickInterval + late // 10 pauses, because the deadline has 10 times 25 ms
-		if took := now.Sub(began); took > longest || took < after {
+		if took := now - began; took > longest || took < after {
 			t.Errorf("with a pause of %v in each %v, a decision ends after %v and %d pauses; want %v to %v", late, tickInterval+late, took, pauses, after, longest)
 		}
 	}
