@@ -123,7 +123,6 @@ func (l Limit) numbers() algorithm.Limit {
 	return algorithm.Limit{Count: l.Count, Period: l.Period.Microseconds(), Burst: l.Burst}
 }
 
-// withNumbers returns the limit with other numbers.
 func (l Limit) withNumbers(n algorithm.Limit) Limit {
 	l.Count, l.Period, l.Burst = n.Count, time.Duration(n.Period)*time.Microsecond, n.Burst
 	return l

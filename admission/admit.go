@@ -233,7 +233,6 @@ func (r *Request) adjust(v *policy.Evaluation) {
 	}
 }
 
-// withoutSlots returns the charges and limits without those of in_flight limits.
 func withoutSlots(charges []penstock.Charge, limits []*policy.Limit) ([]penstock.Charge, []*policy.Limit) {
 	n := 0
 	for i := range charges {

@@ -58,7 +58,6 @@ func (a *Admission) denyWaiting(retryAfter, latency time.Duration, isDenying fun
 // isQueued reports whether a charge has a later turn.
 func isQueued(_ *penstock.Charge, s penstock.Status) bool { return s.Wait > 0 }
 
-// takesSlot reports whether a charge takes a slot.
 func takesSlot(c *penstock.Charge, _ penstock.Status) bool { return isSlot(c) }
 
 // returnWaiting returns all that was charged for a request that should have waited: the slots of

@@ -205,7 +205,6 @@ type serverCall struct {
 
 type serverCallKey struct{}
 
-// withServerCall returns the serverCall of a call, and a context that has it.
 func withServerCall(ctx context.Context) (*serverCall, context.Context) {
 	if c, ok := ctx.Value(serverCallKey{}).(*serverCall); ok {
 		return c, ctx

@@ -175,7 +175,6 @@ func (b *bounds) excessAtReturn() int64 {
 	return b.capacityOfShares() + int64(math.Ceil(min(refill, penstock.MaxCost)))
 }
 
-// capacityOfShares returns the capacity of all shares together.
 func (b *bounds) capacityOfShares() int64 {
 	share := makeShare(b.plan.Limit(), int(b.instances))
 	if share == nil {

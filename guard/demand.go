@@ -38,7 +38,6 @@ func (d *demands) entry(plan *penstock.Plan) *learntDemand {
 	return &d[plan.ID()[0]%uint64(len(d))]
 }
 
-// of returns the demand of a limit.
 func (d *demands) of(plan *penstock.Plan) demand {
 	entry := d.entry(plan)
 	known := demand{minCost: 1, maxPatience: time.Duration(entry.maxPatience.Load())}

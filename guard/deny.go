@@ -311,7 +311,6 @@ func (d *denyCache) learn(q *denyQuery, charges []penstock.Charge, decision *pen
 	}
 }
 
-// hasGranted reports whether a decision has granted units.
 func hasGranted(d *penstock.Decision) bool {
 	for i := range d.Len() {
 		if d.Status(i).Granted > 0 {
@@ -413,7 +412,6 @@ func safeFor(retryAfter time.Duration) time.Duration {
 	return retryAfter - retryAfter/1000 - 2*time.Microsecond
 }
 
-// settingsOf returns the Settings of a limit.
 func (d *denyCache) settingsOf(plan *penstock.Plan) (s Settings) {
 	if d.limits != nil {
 		s = d.limits(plan)
@@ -421,7 +419,6 @@ func (d *denyCache) settingsOf(plan *penstock.Plan) (s Settings) {
 	return s
 }
 
-// maxAgeOf returns the MaxAge of a limit with these Settings.
 func (d *denyCache) maxAgeOf(s Settings) time.Duration {
 	return min(cmp.Or(s.DenyCacheTTL, d.maxAge), maxDuration)
 }

@@ -257,7 +257,6 @@ func (b *failedBatch) turnLocalsIntoPeeks() {
 	}
 }
 
-// denyLocal denies the FailLocal charges.
 func (b *failedBatch) denyLocal() {
 	for i := range b.charges {
 		if b.modes[i] == FailLocal {

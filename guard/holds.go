@@ -150,7 +150,6 @@ func (s *holds) decide(ctx context.Context, list []*batches.Batch) {
 	err = b.Err
 }
 
-// haveHolds reports whether a batch has a charge of a hold.
 func haveHolds(charges []penstock.Charge) bool {
 	for i := range charges {
 		if isOfHold(&charges[i]) {
@@ -376,7 +375,6 @@ func (s *holds) refundLocked(h *hold, now time.Time) {
 	s.returnLocked(h, h.confirmAt)
 }
 
-// returnLocked returns a hold in the background.
 func (s *holds) returnLocked(h *hold, dueAt time.Time) {
 	h.heldUntil = time.Time{}
 	s.setTaskLocked(h, toReturn, dueAt)

@@ -72,7 +72,6 @@ func (o *observer) decide(ctx context.Context, list []*batches.Batch) {
 	}
 }
 
-// observe reports a decision.
 func (o *observer) observe(ctx context.Context, b *batches.Batch, latency time.Duration) {
 	charges, d, err := b.Charges, &b.Decision, b.Err
 	e := Event{Context: ctx, Charges: len(charges), Latency: latency}

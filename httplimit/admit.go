@@ -220,7 +220,6 @@ func (c *admissionContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// withContext returns the request with a context that carries the Admission.
 func (a *Admission) withContext() *http.Request {
 	a.context = admissionContext{a.Request.Context(), a}
 	return a.Request.WithContext(&a.context)

@@ -89,7 +89,6 @@ func (c *Config) paths() policy.Paths {
 	}
 }
 
-// configOf returns the Config of rules, with its defaults set.
 func configOf(rules *policy.Rules) (*Config, error) {
 	c := new(Config)
 	if own, ok := policy.SectionOf[*Config](rules); ok {
@@ -134,7 +133,6 @@ func (c *Config) setDefaults() {
 	}
 }
 
-// isTemplate reports whether the body is a template.
 func (d *DeniedConfig) isTemplate() bool {
 	return d.Body != "" && d.Body != "problem" && d.Body != "text"
 }

@@ -144,7 +144,6 @@ func (b *bodies) execute(d *rejection) ([]byte, error) {
 	return out.buffer.Bytes(), err
 }
 
-// responseStatus returns the status of the response.
 func (d *rejection) responseStatus() int {
 	if d.status != 0 {
 		return d.status

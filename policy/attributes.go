@@ -37,7 +37,6 @@ type Attributes interface {
 	BodySize() int64
 }
 
-// firstValue returns the value of an attribute that has at most one.
 func firstValue(a Attributes, kind Kind) string {
 	if values := a.Lookup(kind, ""); len(values) > 0 {
 		return values[0]

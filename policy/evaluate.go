@@ -243,7 +243,6 @@ var notInPreflights = append([]string{"Authorization", "Proxy-Authorization", "C
 var inPreflights = []string{"Origin", "User-Agent", "Accept", "Accept-Encoding", "Accept-Language", "Referer",
 	"Access-Control-Request-Method", "Access-Control-Request-Headers"}
 
-// has reports whether a rule is in v.Matched.
 func (v *Evaluation) has(r *Rule) bool {
 	for _, m := range v.Matched {
 		if m == r {
@@ -300,7 +299,6 @@ func (v *Evaluation) sortByOrder() {
 	}
 }
 
-// charge returns the charge of the request for a limit.
 func (q *request) charge(l *Limit) penstock.Charge {
 	if q.isStated {
 		return q.statedCharge(l)

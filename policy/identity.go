@@ -192,7 +192,6 @@ func (id *Identity) Needs(kind Kind) bool {
 	return id.Source.Needs(kind) || slices.ContainsFunc(id.FirstOf, needs) || slices.ContainsFunc(id.AllOf, needs)
 }
 
-// parts returns the identities of a FirstOf or AllOf.
 func (id *Identity) parts() []*Identity { return slices.Concat(id.FirstOf, id.AllOf) }
 
 // Segments returns the named path segments that an identity needs.

@@ -17,7 +17,6 @@ import (
 //   - Frameworks replace the method of a request by that of a header such as
 //     X-HTTP-Method-Override.
 
-// readNames are the names that a policy reads.
 type readNames struct {
 	headers []Source
 	lengths uint64                 // a bit for each length of a header that may have aliases; see lengthBit
@@ -29,7 +28,6 @@ type readNames struct {
 // methodOverrides are the headers that make some servers use another method.
 var methodOverrides = []string{"X-Http-Method-Override", "X-Http-Method", "X-Method-Override"}
 
-// addSource adds what a source reads.
 func (n *readNames) addSource(s Source) {
 	switch s.Kind {
 	case KindHeader:
@@ -63,7 +61,6 @@ func (n *readNames) addHeader(s Source) {
 	}
 }
 
-// hasHeader reports whether the policy reads the header with this name, in any case.
 func (n *readNames) hasHeader(name string) bool {
 	return slices.ContainsFunc(n.headers, func(s Source) bool { return strings.EqualFold(name, s.Name) })
 }

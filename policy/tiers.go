@@ -123,7 +123,6 @@ func (r *Rules) knownBy(id *Identity, key string) known {
 	return k
 }
 
-// anyHolds reports whether one of the conditions on the client holds.
 func (k *known) anyHolds(conditions []Condition) answer {
 	holds := no
 	for _, c := range conditions {
@@ -132,7 +131,6 @@ func (k *known) anyHolds(conditions []Condition) answer {
 	return holds
 }
 
-// holds reports whether a condition on the client holds.
 func (k *known) holds(c Condition) answer {
 	holds := yes
 	for i := range c {

@@ -68,7 +68,6 @@ func (t *Tokens) Find(a Attributes) (token, ambiguous string) {
 	return token, ""
 }
 
-// inHeader returns the token in the lines of Header.
 func (t *Tokens) inHeader(lines []string) (token, ambiguous string) {
 	if !isAuthorization(t.Header) || len(lines) != 1 {
 		return singleValue(lines)

@@ -57,7 +57,6 @@ func (s *Store) canShare(charges, shadow []penstock.Charge, isSharded bool) bool
 	return s.scripts.find(uniform, charges).canDecide(shadow)
 }
 
-// prepareWaiters makes a waiter for each batch of the call.
 func (c *call) prepareWaiters() {
 	n := len(c.batches)
 	if cap(c.waiters) < n {

@@ -5,5 +5,4 @@ import "github.com/penstock/penstock/internal/hashslot"
 // slots is the number of hash slots of a Cluster.
 const slots = hashslot.Slots
 
-// slotOf returns the slot of a key of this package.
 func slotOf(key []byte) uint16 { return hashslot.Of(key) }

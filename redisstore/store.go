@@ -184,7 +184,6 @@ func (s *Store) Decide(ctx context.Context, charges []penstock.Charge) (penstock
 	return batches.Func(s.decide).Decide(ctx, charges)
 }
 
-// decide decides a list of independent batches.
 func (s *Store) decide(ctx context.Context, list []*batches.Batch) {
 	c := s.calls.Get().(*call)
 	for _, b := range list {

@@ -21,7 +21,6 @@ const (
 	noPassword    = "no_password"
 )
 
-// reportAuthFailure reports that the client is rejected.
 func (c *client) reportAuthFailure(reason string) {
 	if report := c.server.options.AuthFailed; report != nil {
 		report(reason, c.conn.RemoteAddr())

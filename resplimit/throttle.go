@@ -121,7 +121,6 @@ func (c *client) del(b *batch, args [][]byte) {
 	c.decide(b)
 }
 
-// answer writes the reply to a job.
 func (j *job) answer(r *reply) {
 	switch {
 	case j.err != nil:

@@ -175,7 +175,6 @@ func callOf(spec connect.Spec, peer connect.Peer, header http.Header) *calls.Cal
 	}
 }
 
-// requestHeader is the header of a call.
 type requestHeader http.Header
 
 func (h requestHeader) Values(lower string) []string { return h[http.CanonicalHeaderKey(lower)] }
@@ -216,7 +215,6 @@ type errorWithFields struct {
 // Unwrap returns own first, so errors.As and connect-go find it before the handler's connect.Error.
 func (e *errorWithFields) Unwrap() []error { return []error{e.own, e.error} }
 
-// errorOf returns the error of a refused call.
 func errorOf(r *calls.Refusal) *connect.Error {
 	err := connect.NewError(connect.Code(r.Code()), errors.New(r.Message))
 	for _, d := range r.Details {

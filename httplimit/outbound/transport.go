@@ -370,7 +370,6 @@ func (t *Transport) base() http.RoundTripper {
 	return t.Base
 }
 
-// key returns the key of a request.
 func (t *Transport) key(r *http.Request) string {
 	if t.Key != nil {
 		return t.Key(r)

@@ -172,7 +172,6 @@ func Try(ctx context.Context, decide Func, list []*Batch) {
 
 var errPanic = fmt.Errorf("%w: panic", penstock.ErrUnavailable)
 
-// Fail sets the error of all batches.
 func Fail(list []*Batch, err error) {
 	for _, b := range list {
 		b.Decision, b.Err = penstock.Decision{}, err

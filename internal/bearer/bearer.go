@@ -28,7 +28,6 @@ func NewSecret(token []byte) Secret {
 // IsSet reports whether the Secret was made from a token.
 func (s Secret) IsSet() bool { return s.isSet }
 
-// Matches reports whether the Secret was made from this token.
 func (s Secret) Matches(token string) bool {
 	hash := sha256.Sum256([]byte(token))
 	return subtle.ConstantTimeCompare(hash[:], s.hash[:]) == 1 && s.isSet

@@ -7,5 +7,4 @@ import (
 	"net"
 )
 
-// New returns conn.
 func New(conn net.Conn) io.ReadWriter { return conn }

@@ -22,7 +22,6 @@ var (
 	ResetUntil     = []string{"next", "full"}
 )
 
-// DefaultMaxWaiting is the default of max_waiting.
 const DefaultMaxWaiting = 1000
 
 // A Range is the least and the most value of a number.
@@ -40,7 +39,6 @@ var (
 	DeniedStatus = Range{400, 599}
 )
 
-// Has reports whether a number is in the range.
 func (r Range) Has(n int64) bool { return r.Least <= n && n <= r.Most }
 
 func (r Range) String() string { return fmt.Sprintf("%d to %d", r.Least, r.Most) }

@@ -42,7 +42,6 @@ type Watcher struct {
 	closing sync.Once
 }
 
-// New returns a Watcher of nothing.
 func New(o Options) *Watcher {
 	if o.Poll <= 0 {
 		o.Poll = defaultPoll
@@ -152,7 +151,6 @@ func (w *Watcher) Folders() []string {
 	return w.system.WatchList()
 }
 
-// IsClosed reports whether Close was called.
 func (w *Watcher) IsClosed() bool {
 	select {
 	case <-w.stop:

@@ -366,7 +366,6 @@ func indexName(text, begin string, from int) int {
 	}
 }
 
-// hasName reports whether a text contains a name.
 func hasName(text, name string) bool {
 	for from := 0; ; {
 		i := indexName(text, name, from)
@@ -380,7 +379,6 @@ func hasName(text, name string) bool {
 	}
 }
 
-// replaceNames replaces each name in a text for which others has a text.
 func replaceNames(text string, others map[string]string) string {
 	if len(others) == 0 {
 		return text

@@ -228,7 +228,6 @@ var preludeOf = sync.OnceValue(func() prelude {
 	return prelude{strings.Split(header, "\n"), functionsOf(definitions, nil)}
 })
 
-// isCalledIn reports whether f calls a function of the prelude.
 func (p prelude) isCalledIn(f function) bool {
 	return slices.ContainsFunc(p.functions, func(own function) bool { return f.names[own.name] })
 }

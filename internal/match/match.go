@@ -88,7 +88,6 @@ func (p Pattern) String() string {
 	return s.String()
 }
 
-// MatchesMethod reports whether a method matches.
 func (m *Matcher) MatchesMethod(method string) bool {
 	if len(m.Methods) == 0 {
 		return true
@@ -101,7 +100,6 @@ func (m *Matcher) MatchesMethod(method string) bool {
 	return false
 }
 
-// MatchesHost reports whether a host matches.
 func (m *Matcher) MatchesHost(host string) bool {
 	return m.Host == "" || syntax.MatchesHost(m.Host, host)
 }
@@ -170,7 +168,6 @@ func matchesGlob(pattern, text string) bool {
 	return p == len(pattern)
 }
 
-// TextOf returns the text of the named segment in a path that matches.
 func (p Pattern) TextOf(path, name string) (string, bool) {
 	for i := range p {
 		if path == "" || p[i].Kind == Rest {
@@ -185,7 +182,6 @@ func (p Pattern) TextOf(path, name string) (string, bool) {
 	return "", false
 }
 
-// HasSegment reports whether a pattern has a segment {name}.
 func (p Pattern) HasSegment(name string) bool {
 	return slices.Contains(p, Segment{Named, name})
 }
@@ -248,7 +244,6 @@ func comparePaths(a, b Pattern) int {
 	return 0
 }
 
-// Covers reports whether m matches all requests that other matches.
 func (m *Matcher) Covers(other *Matcher) bool { return m.Conditions == 0 && m.CoversTarget(other) }
 
 // CoversTarget is Covers, whatever the conditions of m are.

@@ -37,7 +37,6 @@ type Detached struct {
 	isClosed bool
 }
 
-// Detach wraps a client.
 func Detach(next WrappedClient) *Detached {
 	return &Detached{next: next, calls: background.New()}
 }

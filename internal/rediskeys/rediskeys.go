@@ -34,7 +34,6 @@ const (
 // Base returns how all keys of a store begin. Without a prefix it is that of "ps".
 func Base(prefix string) string { return cmp.Or(prefix, "ps") + schemaVersion }
 
-// Prefix returns the prefix of a Base.
 func Prefix(base string) string { return strings.TrimSuffix(base, schemaVersion) }
 
 // StoreKey returns the name of a key of the store itself. All such keys are in one slot.
@@ -71,7 +70,6 @@ func (s *Scheme) AppendStart(b []byte, key string) []byte {
 	return append(b, '}')
 }
 
-// Slot returns the slot of all limits of a key.
 func (s *Scheme) Slot(key string) uint16 {
 	var room [256]byte
 	return hashslot.Of(s.AppendStart(room[:0], key))
@@ -87,7 +85,6 @@ var plainBytes = func() (t [256]bool) {
 	return t
 }()
 
-// IsLetterOrDigit reports whether a byte is an ASCII letter or digit.
 func IsLetterOrDigit(c byte) bool {
 	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
 }

@@ -108,7 +108,6 @@ func attributesOf(rule observe.Rule) []attribute.KeyValue {
 	return []attribute.KeyValue{ruleKey.String(rule.Name), limitKey.String(rule.Limit), algorithmKey.String(rule.Algorithm)}
 }
 
-// makeAll makes all instruments and returns them.
 func (i *instruments) makeAll(meter metric.Meter) (all []metric.Observable, err error) {
 	add := func(instrument metric.Observable, makeErr error) {
 		all = append(all, instrument)

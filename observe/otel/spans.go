@@ -94,7 +94,6 @@ func (s *Spans) ObserveDecision(e guard.Event) {
 	span.End(trace.WithTimestamp(now))
 }
 
-// start starts a span at a time in the past.
 func (s *Spans) start(ctx context.Context, at time.Time, attributes []attribute.KeyValue) trace.Span {
 	_, span := s.tracer.Start(ctx, spanName, trace.WithTimestamp(at), trace.WithSpanKind(trace.SpanKindInternal), trace.WithAttributes(attributes...))
 	return span

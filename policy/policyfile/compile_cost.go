@@ -16,7 +16,6 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// compileCosts compiles the cost of a request.
 func (c *compiler) compileCosts(l *policy.Limit, config *limitConfig) {
 	cost := &config.Cost
 	l.Cost = policy.Cost{Units: 1, Body: int64(cost.Body), Min: 1, Max: penstock.MaxCost}
@@ -136,7 +135,6 @@ func (c *compiler) checkCost(l *policy.Limit, cost *costConfig, at any, what str
 // statusForm matches 5xx, 401 and 400-499. The groups are the class, the first and the last status.
 var statusForm = regexp.MustCompile(`^(?:([1-5])[xX]{2}|([1-5][0-9][0-9])(?:-([1-5][0-9][0-9]))?)$`)
 
-// compileOnStatus compiles on_status.
 func (c *compiler) compileOnStatus(l *policy.Limit, config *limitConfig) {
 	if len(config.OnStatus) > 0 {
 		l.Status = new(policy.Statuses)
@@ -179,7 +177,6 @@ func (c *compiler) compileOnStatus(l *policy.Limit, config *limitConfig) {
 // countsNoResponse is the message for a limit with on_status and count_denied.
 const countsNoResponse = "on_status counts requests by their responses, and a denied request has no response; remove count_denied or on_status"
 
-// checkPatience checks max_wait.
 func (c *compiler) checkPatience(l *policy.Limit, config *limitConfig) {
 	if len(l.Variants) == 0 {
 		return

@@ -19,7 +19,6 @@ const (
 	maxDenyCacheTTL     = 24 * time.Hour
 )
 
-// compileGuards compiles the guard settings of a limit.
 func (c *compiler) compileGuards(l *policy.Limit, config *limitConfig) {
 	l.Guard.OnFailure = c.defaultOnFailure
 	if config.OnFailure != "" {
@@ -56,7 +55,6 @@ func (c *compiler) compileOnFailure(p *string) guard.FailureMode {
 	return failureModes[c.checkWord(p, "on_failure", fieldvalues.OnFailure)]
 }
 
-// compileCeiling compiles the ceiling of an open limit.
 func (c *compiler) compileCeiling(l *policy.Limit, config *limitConfig) {
 	at := &config.Ceiling
 	limit, calendar, err := parseRate(config.Ceiling)

@@ -57,7 +57,6 @@ func (c *compiler) compileIdentity(s *identityState) *policy.Identity {
 // invalidIdentity replaces an identity with a mistake.
 var invalidIdentity = policy.ByFunc(func(policy.Attributes) string { return "" })
 
-// compileIdentityConfig compiles an identity.
 func (c *compiler) compileIdentityConfig(config *identityConfig) *policy.Identity {
 	switch {
 	case !config.isSet():
@@ -158,7 +157,6 @@ func (c *compiler) compileIdentityList(kind string, configs *[]identityConfig) [
 	return list
 }
 
-// compileSimple compiles an identity with one source.
 func (c *compiler) compileSimple(config *identityConfig) *policy.Identity {
 	id := &policy.Identity{Kind: config.Kind}
 	c.identityNotes[id] = identityNote{source: &config.Source}

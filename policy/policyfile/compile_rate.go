@@ -28,7 +28,6 @@ func (p *tierTexts) isCalendar() bool {
 	return false
 }
 
-// defaultSubWindows is the default of sub_windows.
 const defaultSubWindows = 10
 
 // reason returns the text of an error of package penstock in the words of the file. The limit's
@@ -50,7 +49,6 @@ func reason(err error) string {
 	return text
 }
 
-// compileVariant returns the limit of one tier.
 func (c *compiler) compileVariant(s shape, tier string) (penstock.Limit, bool) {
 	numbers := s.rate
 	if s.inFlight.isSet() {

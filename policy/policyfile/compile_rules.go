@@ -203,7 +203,6 @@ func haveSameTag(a, b *policy.Limit) bool {
 	return a.Variants[0].Tag() == b.Variants[0].Tag()
 }
 
-// compileMatch compiles which requests a rule matches.
 func (c *compiler) compileMatch(r *policy.Rule, config *matchConfig) (matchers []*placedMatcher) {
 	for i := range config.Method {
 		r.Match.Methods = append(r.Match.Methods, strings.ToUpper(config.Method[i]))
@@ -243,7 +242,6 @@ func (c *compiler) compileMatch(r *policy.Rule, config *matchConfig) (matchers [
 	return matchers
 }
 
-// compilePattern compiles the pattern of a path.
 func (c *compiler) compilePattern(p any, text string) (match.Pattern, bool) {
 	pattern, err := match.ParsePattern(text, c.spec.Paths.Clean, c.spec.Paths.IgnoreTrailingSlash)
 	if err != nil {
@@ -277,7 +275,6 @@ var registeredMethods = strings.Fields("GET POST PUT PATCH DELETE HEAD OPTIONS Q
 	"ACL BASELINE-CONTROL BIND CHECKIN CHECKOUT COPY LABEL LINK LOCK MERGE MKACTIVITY MKCALENDAR MKCOL MKREDIRECTREF MKWORKSPACE MOVE ORDERPATCH " +
 	"PRI PROPFIND PROPPATCH REBIND REPORT SEARCH UNBIND UNCHECKOUT UNLINK UNLOCK UPDATE UPDATEREDIRECTREF VERSION-CONTROL")
 
-// checkMethod checks the name of a method.
 func (c *compiler) checkMethod(p any, name string) {
 	switch {
 	case name == "*":

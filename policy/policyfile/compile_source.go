@@ -11,7 +11,6 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// sourceWords are the words that begin a source.
 var sourceWords = func() map[string]policy.Kind {
 	words := make(map[string]policy.Kind)
 	for kind := policy.KindMethod; kind < policy.KindIdentity; kind++ {

@@ -32,7 +32,6 @@ func (c *compiler) compileTokens() {
 	}
 }
 
-// flatten returns the errors that were joined in an error.
 func flatten(err error) (list []error) {
 	if err == nil {
 		return nil

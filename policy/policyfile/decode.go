@@ -230,7 +230,6 @@ func lineOf(text []byte, number int) string {
 	return strings.TrimSuffix(string(line), "\r")
 }
 
-// head returns the first n characters of a line.
 func head(line string, n int) string {
 	for at := range line {
 		if n--; n < 0 {
@@ -312,7 +311,6 @@ func invalidUTF8(text []byte) int {
 	return -1
 }
 
-// positionAt returns the position of the byte with index at.
 func positionAt(text []byte, at int) (line, column int) {
 	before := string(text[:at])
 	line = 1 + strings.Count(before, "\n")
@@ -442,7 +440,6 @@ func (d *decoder) decodeScalar(n *yaml.Node, v reflect.Value) {
 	}
 }
 
-// setScalar sets v to the value of a scalar, or returns its mistake.
 func (d *decoder) setScalar(n *yaml.Node, v reflect.Value) (wrong string) {
 	text, wrong := d.expand(n.Value)
 	if wrong != "" {
@@ -508,7 +505,6 @@ func (d *decoder) decodeFields(content []*yaml.Node, p any) {
 	}
 }
 
-// decode decodes the policy and the sections.
 func (c *policyConfig) decode(d *decoder, node *yaml.Node) {
 	names := slices.Collect(maps.Keys(fieldsIn(c)))
 	for _, s := range c.sections {

@@ -55,7 +55,6 @@ func newSections(prototypes []Section) (list []Section) {
 	return list
 }
 
-// compileSections calls Apply of all sections.
 func (c *compiler) compileSections() {
 	for _, s := range c.config.sections {
 		s.Apply(&c.spec, func(field any, format string, args ...any) {

@@ -103,7 +103,6 @@ func (a adapter) Ping(ctx context.Context) error {
 
 func (adapter) Close() error { return nil }
 
-// asReplyError makes a ReplyError of an error reply, and returns other errors as they are.
 func asReplyError(err error) error {
 	var answered redis.Error
 	if errors.As(err, &answered) {

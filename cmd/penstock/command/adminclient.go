@@ -21,7 +21,6 @@ import (
 // adminFlags are the flags by which a command reaches the admin address of a running instance.
 type adminFlags struct{ adminclient.Options }
 
-// add adds the flags to a command. use is the help text of --admin.
 func (f *adminFlags) add(c *cobra.Command, use string) {
 	c.Flags().StringVar(&f.Address, "admin", "", use+"; the --admin-listen of its serve, as host:port, https://host:port or unix:/path/of.sock")
 	c.Flags().StringVar(&f.CA, "admin-ca", "", "PEM file of the authorities of the admin address' certificate (default: those of the system)")
@@ -160,7 +159,6 @@ type credential struct {
 
 var errShortToken = withStatus(exitInvalid, errors.New("the token is wrong or too short; set PENSTOCK_OPERATOR_TOKEN or PENSTOCK_OPERATOR_TOKEN_FILE to the operator_token of the instance"))
 
-// operatorToken returns the token of operators, from the environment.
 func operatorToken() (credential, error) {
 	s, err := settings.Load(settings.Sources{Environ: os.Environ(), Only: []string{"operator-token"}})
 	if errors.Is(err, settings.ErrShortToken) {

@@ -35,7 +35,6 @@ func (e *statusError) Error() string { return fmt.Sprint(e.cause) }
 
 func (e *statusError) Unwrap() error { return e.cause }
 
-// withStatus adds an exit status to an error.
 func withStatus(status int, cause error) error { return &statusError{status, cause} }
 
 // statusOnly returns an error that sets the exit status, and prints nothing.
@@ -91,7 +90,6 @@ func statusOf(err error) int {
 	return exitInternal
 }
 
-// checkOutput checks the value of --output.
 func checkOutput(output string, known ...string) error {
 	for _, k := range known {
 		if output == k {

@@ -82,7 +82,6 @@ func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
 	return c
 }
 
-// check checks the flags.
 func (r *resetCommand) check() error {
 	switch {
 	case r.reason == "":
@@ -193,7 +192,6 @@ func whatWasReset(done *keylimits.Reset) string {
 	return "reset: " + strings.Join(done.Reset, ", ")
 }
 
-// resetAtInstance resets the key at a running instance.
 func (r *resetCommand) resetAtInstance(c *cobra.Command, given *storeFlags, wanted keyQuery) error {
 	token, err := adminToken(c, given)
 	if err != nil {
@@ -290,7 +288,6 @@ func printHeld(out io.Writer, held []keylimits.Limit) {
 	}
 }
 
-// flagsOf returns the flags that name a limit.
 func flagsOf(l *keylimits.Limit) string { return "--rule " + l.Rule + " --limit " + l.Limit }
 
 // errNoSuchLimit returns the error for a key without limits to reset. all are its limits, and

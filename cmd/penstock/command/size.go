@@ -111,7 +111,6 @@ func (s *sizeCommand) run(out io.Writer, algorithms []*algorithm.Algorithm) erro
 	return s.print(out, all)
 }
 
-// check checks the flags.
 func (s *sizeCommand) check() error {
 	const maxClients = int64(10_000_000_000)
 	const maxRequests, maxKeyLength = 1_000_000_000, 128
@@ -140,7 +139,6 @@ func largest(variants []*penstock.Plan) *penstock.Plan {
 	return most
 }
 
-// total returns the sum of the sizes of all rules.
 func total(all []ruleSize) (sum sizing.Size) {
 	sizes := make([]sizing.Size, len(all))
 	for i := range all {

@@ -336,7 +336,6 @@ func (r *keyReport) isDenied() bool {
 	return r.List == keylimits.DenyList || r.List == "" && len(r.DeniedBy) > 0
 }
 
-// read reads all limits from the store.
 func (k *keyStore) read(ctx context.Context) (*keyReport, error) {
 	all := slices.Concat(k.limits, k.global)
 	source, err := k.reader.Read(ctx, all)

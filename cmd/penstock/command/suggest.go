@@ -103,7 +103,6 @@ func (s *suggestCommand) run(c *cobra.Command, logs []string) error {
 	return s.print(out, report)
 }
 
-// read reads the flags.
 func (s *suggestCommand) read() (o suggest.Options, format *accesslog.Format, err error) {
 	o = suggest.Options{Algorithm: s.algorithm, Window: s.window, Headroom: s.headroom, KeepsOutliers: s.keepsOutliers, ShowsIdentities: s.identities == "full"}
 	isBudget := false

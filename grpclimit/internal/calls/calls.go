@@ -100,7 +100,6 @@ func New(pkg string, controller *admission.Controller, o Options) (*Gate, error)
 	}, nil
 }
 
-// checkDialects checks the names of dialects.
 func checkDialects(names []string) error {
 	for i, name := range names {
 		switch {
@@ -126,7 +125,6 @@ func IsInfrastructure(method string) bool {
 	return false
 }
 
-// Exempts reports whether calls of a method are exempt from all limits.
 func (g *Gate) Exempts(method string) bool { return g.options.Exempt(method) }
 
 // A Call is one call, or one message of a stream.
@@ -291,7 +289,6 @@ func WithAdmission(ctx context.Context, a *admission.Admission) context.Context 
 	return context.WithValue(ctx, admissionKey{}, a)
 }
 
-// DecisionOf returns the decision about the call that has this context.
 func DecisionOf(ctx context.Context) (penstock.Decision, bool) {
 	if a, ok := ctx.Value(admissionKey{}).(*admission.Admission); ok {
 		return a.Decision()

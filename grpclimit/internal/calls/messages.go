@@ -7,7 +7,6 @@ import (
 	"github.com/penstock/penstock/admission"
 )
 
-// ChargesMessages reports whether Options.Messages is set.
 func (g *Gate) ChargesMessages() bool { return g.options.Messages }
 
 // Messages charges the messages that a client sends on one stream. The zero value is for a stream

@@ -97,7 +97,6 @@ func (g *Gate) errorInfo(reason string, why *admission.Rejection) *errdetails.Er
 	return info
 }
 
-// Code returns the status code of the call.
 func (r *Refusal) Code() codes.Code {
 	switch r.Outcome {
 	case admission.Denied, admission.DeniedNewIdentity:

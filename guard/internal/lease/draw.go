@@ -439,7 +439,6 @@ func (l *Store) removePoolLocked(k *leasedKey, p *pool, now time.Duration, refun
 	return refunds
 }
 
-// removeAllLocked removes all that is leased under a key, and returns its refunds.
 func (l *Store) removeAllLocked(k *leasedKey) (refunds []refund) {
 	now := l.now()
 	for _, p := range k.pools {

@@ -223,7 +223,6 @@ func (b *splitBatch) isDenied() bool {
 	return false
 }
 
-// makeDecision returns the decision of the statuses.
 func (b *splitBatch) makeDecision() (d penstock.Decision) {
 	for i := range b.charges {
 		b.states[i].writeReceipt()
@@ -296,7 +295,6 @@ func (b *splitBatch) chargeAllShards(ctx context.Context, i int, mode penstock.M
 	return nil
 }
 
-// addStatus adds the status of one shard to that of the charge.
 func (p *chargeState) addStatus(s penstock.Status, shard int) {
 	p.remaining[shard] = s.Remaining
 	p.status.Granted += s.Granted
@@ -521,14 +519,12 @@ func (b *splitBatch) addSpend(i int) {
 	}
 }
 
-// usesOneShard reports whether the charge is sent to one shard.
 func (p *chargeState) usesOneShard(c *penstock.Charge) bool {
 	return p.strategy == oneShard || p.strategy == oneShardWaiting && (c.Mode == penstock.Draw || c.Cost <= p.parts.MinUnits)
 }
 
 func (p *chargeState) currentShard() int { return (p.firstIndex + p.tried) % p.parts.N() }
 
-// readStatuses stores the statuses of a decision.
 func (b *splitBatch) readStatuses(d *penstock.Decision) {
 	for k := 0; k < len(b.outgoing); {
 		i := b.chargeIndex[k]
@@ -789,10 +785,8 @@ type Parts struct {
 // N returns how many parts there are.
 func (p *Parts) N() int { return len(p.plans) }
 
-// unitsOf returns the capacity of one part.
 func (p *Parts) unitsOf(shard int) int64 { return partOf(p.capacity, p.N(), shard) }
 
-// firstShard returns the shard that is called first.
 func (p *Parts) firstShard(c *penstock.Charge) int {
 	if !p.hasHolds {
 		return rand.IntN(p.N())

@@ -305,7 +305,6 @@ func Rate(plan *penstock.Plan) string {
 	return rateText(plan.Limit())
 }
 
-// rateLines describes the rate of a limit.
 func rateLines(s *policy.Spec, l *policy.Limit) []string { return linesOf(s, l, Rate) }
 
 // linesOf describes a limit, in a line for each tier if they differ.
@@ -401,7 +400,6 @@ func statusText(s *policy.Statuses) string {
 	return wording.ShortList(ranges, "or")
 }
 
-// Identity describes an identity.
 func Identity(id *policy.Identity) string {
 	text := keyText(id)
 	if !id.IsAlwaysPresent() {
@@ -410,7 +408,6 @@ func Identity(id *policy.Identity) string {
 	return text
 }
 
-// keyText describes what the key of an identity is made of.
 func keyText(id *policy.Identity) string {
 	join := func(list []*policy.Identity, separator string) string {
 		var all []string

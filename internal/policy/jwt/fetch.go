@@ -26,7 +26,6 @@ type fetcher struct {
 	ended         chan struct{}
 }
 
-// DefaultRefresh is the default of Config.Refresh.
 const DefaultRefresh = time.Hour
 
 const (

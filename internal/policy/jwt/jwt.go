@@ -78,7 +78,6 @@ type Config struct {
 	Leeway time.Duration `yaml:"leeway" jsonschema:"How far the clocks of the issuer and of this machine may differ: at most 5m. Default: 30s."`
 }
 
-// DefaultLeeway is the default of Config.Leeway.
 const DefaultLeeway = 30 * time.Second
 
 const maxLeeway = 5 * time.Minute
@@ -398,7 +397,6 @@ func redactURL(written string, u *url.URL) string {
 	return written
 }
 
-// isLoopback reports whether a host is this machine.
 func isLoopback(host string) bool {
 	return strings.EqualFold(host, "localhost") || net.ParseIP(host).IsLoopback()
 }

@@ -75,7 +75,6 @@ func minSecretBytes(algorithm string) int {
 	return 0
 }
 
-// defaultAlgorithm returns the default algorithm of a key.
 func defaultAlgorithm(key any) string {
 	switch key := key.(type) {
 	case []byte:

@@ -90,7 +90,6 @@ func PeerOf(remote string) Peer {
 	return Peer{Address: normalize(address)}
 }
 
-// PeerAt returns the peer that has this address.
 func PeerAt(remote net.Addr) Peer {
 	switch remote := remote.(type) {
 	case nil:
@@ -128,7 +127,6 @@ func (p *Proxies) Client(peer Peer, headers map[string][]string) netip.Addr {
 	return client
 }
 
-// Trusts reports whether a peer is a trusted proxy.
 func (p *Proxies) Trusts(peer Peer) bool {
 	return peer.IsSocket && p.canTrustUnix || p.trustsAddress(peer.Address)
 }

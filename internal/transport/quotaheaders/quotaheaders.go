@@ -142,7 +142,6 @@ func NewPolicy(name string, plan *penstock.Plan) *Policy {
 // Policies has the Policy of each limit of some rules.
 type Policies map[*penstock.Plan]*Policy
 
-// PoliciesOf makes the Policies of rules.
 func PoliciesOf(rules *policy.Rules) Policies {
 	all := make(Policies)
 	for _, rule := range rules.Spec().Rules {
@@ -392,7 +391,6 @@ func (f *fields) finish(text []byte, key field) {
 	f.count++
 }
 
-// appendNumber appends the value of a field that is a number.
 func (f *fields) appendNumber(text []byte, key field, n int64) []byte {
 	text = appendInteger(text, n)
 	f.finish(text, key)

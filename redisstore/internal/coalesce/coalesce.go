@@ -69,7 +69,6 @@ const (
 // 4,096 different requests of one charge, as many as guard.Timeout admits by default.
 const maxFlights = 64
 
-// New returns a Coalescer of a Decider.
 func New(d Decider) *Coalescer { return &Coalescer{decider: d} }
 
 // Enter takes the waiters of one caller, who may have several batches. If Enter returns true, the
@@ -278,10 +277,8 @@ type Slots struct {
 	bySlot  atomic.Pointer[[slots]atomic.Pointer[Coalescer]]
 }
 
-// NewSlots returns the Slots of a Decider.
 func NewSlots(d Decider) *Slots { return &Slots{decider: d} }
 
-// Of returns the Coalescer of a slot.
 func (s *Slots) Of(slot uint16) *Coalescer {
 	bySlot := s.bySlot.Load()
 	if bySlot == nil {

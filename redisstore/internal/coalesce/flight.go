@@ -218,7 +218,6 @@ type deadlineContext struct {
 
 func (c deadlineContext) Deadline() (time.Time, bool) { return c.deadline, true }
 
-// hasWaiter reports whether a waiter is in the flight.
 func (f *Flight) hasWaiter(w *Waiter) bool {
 	return slices.ContainsFunc(f.requests, func(r Request) bool { return slices.Contains(r.Waiters, w) })
 }

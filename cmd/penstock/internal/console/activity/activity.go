@@ -41,7 +41,6 @@ func (k Kind) String() string {
 	return kindNames[k]
 }
 
-// Kinds returns all kinds.
 func Kinds() []Kind { return []Kind{Denied, Near, Units, ShadowDenied} }
 
 // NearLimit names the series that count requests that were allowed near their limit. Waited names
@@ -117,7 +116,6 @@ const (
 	maxGap     = 1 << 20 // with maxSamples, enough for 2^31 events in a second
 )
 
-// New makes a Recorder.
 func New(o Options) *Recorder {
 	if o.NearPercent <= 0 {
 		o.NearPercent = 80

@@ -146,7 +146,6 @@ func (d *Distinct) Count() (n, deviation float64) {
 	return n, n / math.Sqrt(k-2)
 }
 
-// ByLimit calls f with the count of each limit.
 func (d *Distinct) ByLimit(f func(rule, limit string, n, deviation float64)) {
 	type key struct{ rule, limit string }
 	kept := make(map[key]float64) // how many hashes each limit has

@@ -55,7 +55,6 @@ type ring struct {
 	minutes [Minutes]uint32
 }
 
-// NewHistory makes an empty History.
 func NewHistory() *History {
 	return &History{rings: make(map[Series]*ring), others: make(map[Series]uint64), values: make(map[Series]uint64)}
 }

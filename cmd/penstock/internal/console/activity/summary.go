@@ -61,13 +61,11 @@ const headerSize = 1 + 4
 // formatVersion is the first byte of a text. Instances ignore texts with another first byte.
 const formatVersion = 1
 
-// ErrFormat is the error of a summary in another format version.
 var ErrFormat = errors.New("the summary has another format")
 
 // SeedID returns a number that distinguishes seeds and does not reveal them.
 func SeedID(seed uint64) uint32 { return uint32(sharedHash(seed, nil, "penstock") >> 40) }
 
-// Summary returns the summary of the recorder for other instances.
 func (r *Recorder) Summary() *Summary {
 	s := &Summary{Seed: SeedID(r.options.Seed)}
 	for _, w := range Windows() {

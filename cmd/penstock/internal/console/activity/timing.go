@@ -33,7 +33,6 @@ func (t *Timing) Observe(took time.Duration) { t.counters[counterOf(took)].Add(1
 // Fail counts a call that failed. Call Observe too if the duration of the call is to be counted.
 func (t *Timing) Fail() { t.counters[failures].Add(1) }
 
-// counterOf returns the index of the counter for a duration.
 func counterOf(took time.Duration) int {
 	us := uint64(max(took.Microseconds(), 0))
 	if us < exact {
@@ -44,7 +43,6 @@ func counterOf(took time.Duration) int {
 	return min(exact+4*(octave-4)+quarter, failures-1)
 }
 
-// endOf returns the upper end of the durations of a counter.
 func endOf(counter int) time.Duration {
 	if counter < exact {
 		return time.Duration(counter+1) * time.Microsecond

@@ -14,7 +14,6 @@ var (
 	Hour        = Window{"1h", time.Hour}
 )
 
-// Windows returns all windows.
 func Windows() []Window { return []Window{FiveMinutes, Hour} }
 
 const (

@@ -148,7 +148,6 @@ func limitRequests(max int) func(http.Handler) http.Handler {
 	}
 }
 
-// maxProfile is the longest time of a profile.
 const maxProfile = 10 * time.Minute
 
 // withLongWrites raises the write timeout for profiles to maxProfile. pprof rejects a profile that

@@ -111,7 +111,6 @@ const resetPath = "key/reset"
 // timeout bounds the time to make a response.
 const timeout = 5 * time.Second
 
-// New makes a Handler.
 func New(o Options) *Handler {
 	if o.Denials == nil {
 		o.Denials = denials.New(denials.Options{})
@@ -230,7 +229,6 @@ func refuse(status int, format string, args ...any) error {
 	return refusal{status, fmt.Sprintf(format, args...)}
 }
 
-// ServeHTTP implements http.Handler.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if err := h.CheckOrigin(req); err != nil {
 		failWith(w, err)
@@ -464,7 +462,6 @@ func (e encoded) serve(w http.ResponseWriter, req *http.Request) {
 	_, _ = w.Write(e.text)
 }
 
-// boundsOf returns the bounds of a limit.
 func boundsOf(rules *policy.Rules, plan *penstock.Plan, instances int) (all []Bound) {
 	for _, b := range explain.BoundsOf(rules, plan, instances) {
 		all = append(all, Bound(b))

@@ -55,7 +55,6 @@ type places struct {
 	all []chan struct{} // the oldest first; each is closed when another reader takes the place
 }
 
-// take takes one of max places.
 func (p *places) take(max int) chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -21,7 +21,6 @@ import (
 	"time"
 )
 
-// Options of New.
 type Options struct {
 	// Address is host:port, http://host:port, https://host:port or unix:/path/of.sock. A URL may have
 	// a path, under which a proxy serves the admin address.

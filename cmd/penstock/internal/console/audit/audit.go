@@ -102,7 +102,6 @@ func (c Changes) String() string {
 	return strings.Join(all, ", ")
 }
 
-// New begins a line.
 func New(action string, actor Actor) Line {
 	return Line{IsAudit: true, Time: time.Now().UTC(), ID: rand.Text(), Actor: actor, Action: action}
 }
@@ -144,7 +143,6 @@ func (l *Line) End(err error, isRefused bool) {
 	}
 }
 
-// JSON returns the line with its newline.
 func (l *Line) JSON() []byte {
 	var b strings.Builder
 	encoder := json.NewEncoder(&b)

@@ -28,7 +28,6 @@ type chart struct {
 	events          []adminapi.TimelineEvent
 }
 
-// AxisUnit returns the unit of the vertical axis.
 func (c chart) AxisUnit() string {
 	if c.Unit == "ms" {
 		return "ms"

@@ -39,7 +39,6 @@ type Handler struct {
 const csp = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; " +
 	"base-uri 'none'; form-action 'self'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types penstock"
 
-// New makes a Handler.
 func New(o Options) *Handler {
 	h := &Handler{Options: o}
 	for _, p := range pages {
@@ -67,7 +66,6 @@ func New(o Options) *Handler {
 	return h
 }
 
-// ServeHTTP implements http.Handler.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 	w.Header().Set("Content-Security-Policy", csp)
 	if err := h.API.CheckOrigin(q); err != nil {

@@ -14,7 +14,6 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/console/keylimits"
 )
 
-// functions are the functions that templates call.
 var functions = template.FuncMap{
 	"after":     after,
 	"ago":       ago,
@@ -172,7 +171,6 @@ func size(n int64) string {
 // list returns its arguments, for a template that passes several values to another.
 func list(values ...any) []any { return values }
 
-// short returns the beginning of a digest.
 func short(digest string) string { return digest[:min(len(digest), 12)] }
 
 // breaker writes what the state of a breaker means.
@@ -238,7 +236,6 @@ func once(limits []keylimits.Limit) (all []*keylimits.Limit) {
 	return all
 }
 
-// total returns the capacity of a limit.
 func total(l keylimits.Limit) int64 { return l.Used + l.Left }
 
 // boundOf returns the text of the bound in one situation, or "no more" if there is none.

@@ -22,7 +22,6 @@ type page struct {
 	make                  func(h *Handler, ctx context.Context, v adminapi.Viewer, q url.Values) (any, error)
 }
 
-// Path returns the path of the page, relative to all other pages.
 func (p page) Path() string { return p.path }
 
 const overviewPath = "dashboard"

@@ -109,7 +109,6 @@ func (r *Recorder) Join(f Filter, rate Rate) *Reader {
 	return reader
 }
 
-// Leave removes a reader.
 func (r *Recorder) Leave(reader *Reader) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -152,7 +152,6 @@ func (r *Report) addUnenforced(matching, applied []*policy.Rule) {
 	r.Doubts = append(r.Doubts, doubt)
 }
 
-// BoundsOf returns the bounds of a limit for a number of instances.
 func BoundsOf(rules *policy.Rules, limit *penstock.Plan, instances int) (all []Bound) {
 	options := guard.Options{Limits: rules.Settings, Instances: instances}
 	for _, b := range options.Bounds(limit) {
@@ -288,7 +287,6 @@ func isCorruptKey(ctx context.Context, store penstock.Store, charge penstock.Cha
 	return keylimits.IsCorrupt(err)
 }
 
-// Print writes the report as text.
 func (r *Report) Print(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	printable.Fprintf(w, "request\t%s %s\n", r.Method, r.Path)
@@ -405,7 +403,6 @@ func (c *Charge) print(out io.Writer, label string) {
 	w.Flush()
 }
 
-// identityText describes the identity.
 func (c *Charge) identityText() string {
 	switch c.Identity {
 	case "global":

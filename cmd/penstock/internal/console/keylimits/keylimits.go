@@ -305,7 +305,6 @@ func (l *Limit) sharesState(other *Limit) bool {
 	return other.plan.ID() == l.plan.ID() && other.key == l.key
 }
 
-// Charge returns a charge that peeks at the limit.
 func (l *Limit) Charge() penstock.Charge {
 	return penstock.Charge{Key: l.key, Plan: l.plan, Cost: 1, Mode: penstock.Peek}
 }

@@ -88,7 +88,6 @@ func SampleKeys(ctx context.Context, store *redisstore.Store, n int) (KeySample,
 	return all, nil
 }
 
-// add adds the reply of one server.
 func (k *KeySample) add(reply string) error {
 	head, rest, _ := strings.Cut(reply, "\n")
 	var total, seen int64

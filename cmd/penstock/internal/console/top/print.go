@@ -245,7 +245,6 @@ func (p *printer) printRules() {
 	p.printWrapped("All limits that apply charge a request, and one counts it: the one that denies it, or has least left.")
 }
 
-// tierTitle returns the title of the row with the rate of a tier.
 func tierTitle(r adminapi.Rate) string { return "  tier " + r.Tier }
 
 // memoryStore is the name of the store in the instance's memory.
@@ -495,7 +494,6 @@ type limitRates struct{ allowed, denied, near rate }
 
 type limitName struct{ rule, limit string }
 
-// rates returns the rates of all limits.
 func (s *Snapshot) rates() map[limitName]limitRates {
 	rates := make(map[limitName]limitRates)
 	for _, c := range s.State.FleetCounts {
@@ -513,7 +511,6 @@ func (s *Snapshot) rates() map[limitName]limitRates {
 	return rates
 }
 
-// perSecond returns the mean rate of the last 10 seconds.
 func perSecond(c adminapi.Count) rate { return rate(c.Last10) / 10 }
 
 func isDenied(outcome string) bool {

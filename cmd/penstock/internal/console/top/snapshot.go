@@ -79,7 +79,6 @@ func (s *Snapshot) keepRule(rule string) {
 	s.Offenders.Offenders = offenders
 }
 
-// HasRule reports whether a rule of this name exists.
 func (s *Snapshot) HasRule(name string) bool {
 	for _, r := range s.Rules.Rules {
 		if r.Name == name {

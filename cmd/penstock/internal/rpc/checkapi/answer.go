@@ -60,7 +60,6 @@ func answerTo(a *admission.Admission, outcome admission.Outcome, err error) (*ad
 	return a, decisionOf(a, outcome), nil
 }
 
-// decisionOf returns the response for an Admission.
 func decisionOf(a *admission.Admission, outcome admission.Outcome) *penstockv1.CheckResponse {
 	why := a.Rejection()
 	r := &penstockv1.CheckResponse{Allowed: outcome.IsAdmitted(), Outcome: outcome.String(), DeniedBy: why.Policies, IsRepeat: a.IsRepeat()}

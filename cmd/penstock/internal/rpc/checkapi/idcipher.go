@@ -98,7 +98,6 @@ func (s *idCipher) decrypt(kind, id string) (*idContent, error) {
 	return t, nil
 }
 
-// idContentOf makes the content of an id of the granted charges of a check.
 func (s *Service) idContentOf(check *validCheck, grants []admission.Grant) *idContent {
 	t := &idContent{Name: randomName()}
 	for i := range grants {
@@ -159,7 +158,6 @@ func (s *Service) grantsOf(t *idContent) (grants []admission.Grant) {
 // ttl returns how long after it was made a reservation can be settled.
 func (t *idContent) ttl() time.Duration { return time.Duration(t.TTL) * time.Millisecond }
 
-// isExpired reports whether the reservation of an id has expired.
 func (t *idContent) isExpired(now time.Time) bool { return now.UnixMilli() >= t.Expires }
 
 var errExpired = failf(codes.FailedPrecondition, "the reservation has expired, so its estimate stays charged; reserve for a longer time")

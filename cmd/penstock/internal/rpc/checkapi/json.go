@@ -287,7 +287,6 @@ func appendValue(b []byte, field protoreflect.FieldDescriptor, v protoreflect.Va
 	return strconv.AppendInt(b, v.Int(), 10)
 }
 
-// appendString appends a text in quotes.
 func appendString(b []byte, text string) []byte {
 	for i := range len(text) {
 		if c := text[i]; c < ' ' || c == '"' || c == '\\' || c >= utf8.RuneSelf {

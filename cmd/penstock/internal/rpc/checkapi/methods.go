@@ -19,7 +19,6 @@ type method struct {
 	call        func(context.Context, *Service, proto.Message) (proto.Message, error)
 }
 
-// define makes a method that calls a function of the service.
 func define[Request, Response proto.Message](name, path string, needs permission, call func(*Service, context.Context, Request) (Response, error)) *method {
 	return &method{
 		name: name, path: path, needs: needs,
@@ -37,10 +36,8 @@ func define[Request, Response proto.Message](name, path string, needs permission
 	}
 }
 
-// batchPath is the path of CheckBatch.
 const batchPath = "/v1/check-batch"
 
-// methods are all calls of the service.
 var methods = []*method{
 	define("Check", "/v1/check", caller, (*Service).Check),
 	define("CheckBatch", batchPath, caller, (*Service).CheckBatch),

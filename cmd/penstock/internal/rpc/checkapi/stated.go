@@ -123,7 +123,6 @@ func (s *statedLimits) compile(spec spec, field string) (*statedLimit, error) {
 	}}, nil
 }
 
-// limit returns the limit that a spec states.
 func (s spec) limit(field string) (limit penstock.Limit, err error) {
 	switch {
 	case s.Rate == "" && s.InFlight == 0:
@@ -152,7 +151,6 @@ func (s spec) limit(field string) (limit penstock.Limit, err error) {
 	return limit, err
 }
 
-// slots returns the limit of a spec that has in_flight.
 func (s spec) slots(field string) (limit penstock.Limit, err error) {
 	ttl := defaultSlotTTL
 	if s.TTL != 0 {
@@ -167,7 +165,6 @@ func (s spec) slots(field string) (limit penstock.Limit, err error) {
 	return penstock.InFlight(s.InFlight, ttl), nil
 }
 
-// rate returns the limit of a spec that has a rate.
 func (s spec) rate(field string) (limit penstock.Limit, err error) {
 	if limit, err = penstock.ParseRate(s.Rate); err != nil {
 		return limit, invalid(field+".rate", "%s", withoutKind(err))

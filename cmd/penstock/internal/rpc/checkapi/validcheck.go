@@ -113,7 +113,6 @@ func prefixed(prefix string, err error) error {
 	return err
 }
 
-// readLimits reads the limits that a request states.
 func (s *Service) readLimits(check *validCheck, r *penstockv1.CheckRequest, cost int64, prefix string) error {
 	switch {
 	case !s.options.AllowStatedLimits:
@@ -208,7 +207,6 @@ func (check *validCheck) checkLimits(limits []*policy.Limit) error {
 	return nil
 }
 
-// options returns the options of the request for package admission.
 func (check *validCheck) options() admission.RequestOptions {
 	return admission.RequestOptions{
 		Rules: check.rules, IdempotencyKey: check.id, CheckLimits: check.checkLimits, Peek: check.purpose == operating,

@@ -106,7 +106,6 @@ type (
 	yamlReplaces struct{ Name string }
 )
 
-// load reads one file.
 func (l *loader) load(f File) {
 	l.file, l.positions = f.Name, position{}
 	if len(f.Content) > maxFileSize {
@@ -192,7 +191,6 @@ const (
 	inReplaces   = "replaces"
 )
 
-// keyPlaces has the places of each known key.
 var keyPlaces = map[string][]string{
 	"domain":            {inRoot},
 	"descriptors":       {inRoot, inDescriptor},

@@ -30,7 +30,6 @@ func ReadDir(dir string) ([]File, error) {
 	return files, err
 }
 
-// readDir also returns the folders that it has read.
 func readDir(dir string) (files []File, folders []string, err error) {
 	if info, err := os.Stat(dir); err != nil {
 		return nil, nil, fmt.Errorf("the folder with Envoy's rate limits: %w", err)

@@ -268,7 +268,6 @@ func (c *call) decideRound(ctx context.Context) error {
 	return c.applyDecision(c.engine.controller.AdmitCharges(ctx, c.beginRound()))
 }
 
-// beginRound returns the charges of a round.
 func (c *call) beginRound() admission.ExplicitCharges {
 	c.compose()
 	// Reuse is nil, so that each Admission is new memory: guards may use the context in it even after
@@ -362,7 +361,6 @@ func (c *call) compose() {
 	c.round.Shadows = c.shadows
 }
 
-// charge returns the charge of an item.
 func (c *call) charge(it *item) penstock.Charge {
 	charge := penstock.Charge{Key: it.key, Plan: it.limit.probe, Cost: it.cost}
 	switch it.kind {

@@ -13,7 +13,6 @@ import (
 // An encodedMessage is a request or a response as protobuf encodes it.
 type encodedMessage struct{ bytes []byte }
 
-// encodedRequests pools the requests.
 var encodedRequests = sync.Pool{New: func() any { return new(encodedMessage) }}
 
 // Codec returns grpc-go's codec of protobuf messages, except that it neither decodes nor encodes

@@ -158,7 +158,6 @@ func (e *Engine) overrideLimit(domain string) *policy.Limit {
 	}
 }
 
-// An EventName is the name of a limit in events.
 type EventName struct{ Rule, Limit, Algorithm string }
 
 // EventNames returns the names of all limits of the configuration in force. Events can also have

@@ -124,7 +124,6 @@ func (m *Message) finish(c *call, x *messagePair, err error) {
 	}
 }
 
-// messagePairs pools the messages of calls.
 var messagePairs = sync.Pool{New: func() any { return new(messagePair) }}
 
 // A messagePair is the request and the response of one call.

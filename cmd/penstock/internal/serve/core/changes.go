@@ -60,7 +60,6 @@ func has(parts map[part]string, p part) bool {
 	return ok
 }
 
-// partsOf returns the description of each part of a policy.
 func partsOf(rules *policy.Rules) map[part]string {
 	spec := rules.Spec()
 	all, common := make(map[part]string), spec

@@ -337,7 +337,6 @@ func (c *Core) TokenRejected(e *policy.TokenError) {
 	}
 }
 
-// Digest returns the digest of the rules in force.
 func (c *Core) Digest() string { return c.rules.digestInForce() }
 
 // A StoreState is what is known of the store.

@@ -63,7 +63,6 @@ func (c *Core) openFleet(ctx context.Context, breakers func() map[string]guard.S
 	})
 }
 
-// self returns the summary of this instance.
 func (f *fleet) self() *activity.Summary {
 	c := f.core
 	s := c.Activity.Summary()

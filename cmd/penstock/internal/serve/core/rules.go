@@ -118,7 +118,6 @@ func (r *rules) watch(prepare func(*policyfile.Policy)) (err error) {
 	return nil
 }
 
-// recordFirst records the policy of the first load.
 func (r *rules) recordFirst(p *policyfile.Policy) {
 	r.first = newPolicy(p, r.settings)
 	r.since, r.digest = time.Now(), r.first.Digest
@@ -193,7 +192,6 @@ func (r *rules) reloadOn(ctx context.Context, reload <-chan os.Signal) {
 	}
 }
 
-// digestInForce returns the digest of the current rules.
 func (r *rules) digestInForce() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()

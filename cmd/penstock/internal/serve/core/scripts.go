@@ -61,7 +61,6 @@ func (s *scriptLoader) unavailable() error {
 	return penstock.NewStoreError(penstock.ReasonUnreachable, fmt.Errorf("scripts are not loaded yet: %w", s.err))
 }
 
-// storeDownAtStart records that the store is down at the start.
 func (s *scriptLoader) storeDownAtStart(err error) {
 	s.err = err
 	s.isRejecting.Store(true)

@@ -158,7 +158,6 @@ func (m *storeMonitor) latestHealth() metrics.StoreHealth {
 	return metrics.StoreHealth{}
 }
 
-// storeHealth returns what the metrics show of the store.
 func (c *Core) storeHealth() metrics.StoreHealth {
 	health := c.monitor.latestHealth()
 	health.IsDegraded = c.health.currentReason() != ""

@@ -46,7 +46,6 @@ func (b *Budget) Take(bytes int64) bool {
 // Add takes bytes that are in use already, also if so many are not left.
 func (b *Budget) Add(bytes int64) { b.taken.Add(bytes) }
 
-// Release releases bytes.
 func (b *Budget) Release(bytes int64) { b.taken.Add(-bytes) }
 
 // Refused reports that a request was refused because Take has returned false.

@@ -65,7 +65,6 @@ var (
 	}
 )
 
-// boolean returns 1 for true and 0 for false.
 func boolean(isTrue bool) float64 {
 	if isTrue {
 		return 1
@@ -90,7 +89,6 @@ func newStoreProbes() prometheus.Histogram {
 // StoreProbed records how long a self-test of the store took.
 func (m *Metrics) StoreProbed(took time.Duration) { m.storeProbes.Observe(took.Seconds()) }
 
-// Describe implements prometheus.Collector.
 func (storeCollector) Describe(ch chan<- *prometheus.Desc) {
 	ch <- storeDegraded
 	ch <- storeRights

@@ -171,7 +171,6 @@ func (b *body) Close() (err error) {
 	return b.ReadCloser.Close()
 }
 
-// notePanic logs a panic, and returns an error for it.
 func notePanic(value any) error {
 	panicked.Report("a request body is read", value)
 	return errors.New("reading the body panicked")

@@ -75,7 +75,6 @@ type stamp struct {
 	size     int64
 }
 
-// get is the GetCertificate of a tls.Config.
 func (c *certificates) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -37,7 +37,6 @@ func (s *service) openCheck() error {
 	return err
 }
 
-// checkAt returns the service of the check API for a listener.
 func (s *service) checkAt(l settings.Listener) *checkapi.Service {
 	return s.check.WithAnonymous(s.Settings.AdmitsOpenCallers(l))
 }

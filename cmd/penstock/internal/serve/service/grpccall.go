@@ -140,7 +140,6 @@ func (c *grpcCall) take(headers metadata.MD) error {
 	return nil
 }
 
-// start returns the context of the call.
 func (c *grpcCall) start(ctx context.Context) context.Context {
 	ctx, cancel := context.WithCancel(context.WithValue(ctx, callKey{}, c))
 	slow := &c.calls.slow
@@ -167,7 +166,6 @@ func (c *grpcCall) finish() {
 	c.release()
 }
 
-// release releases what the call has taken.
 func (c *grpcCall) release() {
 	if !c.hasReleased.CompareAndSwap(false, true) {
 		return

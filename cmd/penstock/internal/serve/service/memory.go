@@ -45,7 +45,6 @@ const (
 	minMemory = 512 << 20
 )
 
-// openMemory makes the budget of memory.
 func (s *service) openMemory() {
 	count := s.metrics.AddOverload("memory")
 	line := &logthrottle.Line{Every: time.Minute}

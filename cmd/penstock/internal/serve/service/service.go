@@ -465,7 +465,6 @@ func (s *service) awaitIdle(ctx context.Context) {
 	}
 }
 
-// checks returns the checks of /readyz.
 func (s *service) checks() []admin.Check {
 	service := admin.Check{Name: "service", Run: func(context.Context) (admin.State, string) {
 		if s.isDraining.Load() {

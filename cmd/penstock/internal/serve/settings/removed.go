@@ -17,7 +17,6 @@ func Removed(name string) string {
 	return "delete it: " + why
 }
 
-// removedVariables returns an error for each variable of a removed setting.
 func removedVariables(env map[string]string) (errs []error) {
 	for name := range removed {
 		if variable := (Row{Name: name}).Env(); env[variable] != "" {

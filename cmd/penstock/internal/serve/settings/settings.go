@@ -95,7 +95,6 @@ type Settings struct {
 	given map[string]givenValue // by the names of settings
 }
 
-// A givenValue is the text of a value, and its source.
 type givenValue struct{ text, source string }
 
 // from returns the source as error messages show it.

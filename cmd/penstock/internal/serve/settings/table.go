@@ -29,7 +29,6 @@ func (r Row) Env() string { return "PENSTOCK_" + strings.ToUpper(r.Key()) }
 // Key returns the setting's name in the policy file.
 func (r Row) Key() string { return strings.ReplaceAll(r.Name, "-", "_") }
 
-// Sentence returns the help as a sentence.
 func (r Row) Sentence() string {
 	return strings.ToUpper(r.Help[:1]) + strings.TrimSuffix(r.Help[1:], ".") + "."
 }

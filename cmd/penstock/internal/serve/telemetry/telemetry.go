@@ -65,7 +65,6 @@ func (e Exports) TraceID() func(context.Context) string {
 	return penstockotel.SampledTraceID
 }
 
-// HasTraces reports whether requests have traces.
 func (e Exports) HasTraces() bool { return e.Traces != "" || e.ShouldContinueTraces }
 
 // A Protocol of OTLP.
@@ -286,7 +285,6 @@ func (s sdkLog) Info(int, string, ...any)       {}
 func (s sdkLog) WithValues(...any) logr.LogSink { return s }
 func (s sdkLog) WithName(string) logr.LogSink   { return s }
 
-// closeTimeout is the default of Telemetry.closeTimeout.
 const closeTimeout = time.Second
 
 // Close exports what is left, within t.closeTimeout, and stops exporting.
@@ -315,5 +313,4 @@ func (t *Telemetry) Close() {
 	}
 }
 
-// Environment returns the Exports that the environment of this process sets.
 func Environment() Exports { return ExportsOf(os.Getenv) }

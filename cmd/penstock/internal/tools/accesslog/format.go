@@ -150,7 +150,6 @@ func pattern(text string) func(*fieldReader, string, *Entry) bool {
 	}
 }
 
-// cut returns the value of a piece, and the text behind the piece.
 func (p *piece) cut(text string) (value, rest string, ok bool) {
 	if p.until == "" {
 		value, rest, _ = strings.Cut(text, " ") // what a server writes behind it does not matter
@@ -254,7 +253,6 @@ func parseJSON(r *fieldReader, line string, e *Entry) bool {
 	return true
 }
 
-// textOf returns the text of a JSON string or number.
 func textOf(raw json.RawMessage) (string, bool) {
 	if len(raw) == 0 || raw[0] == '{' || raw[0] == '[' || raw[0] == 'n' || raw[0] == 't' || raw[0] == 'f' {
 		return "", false

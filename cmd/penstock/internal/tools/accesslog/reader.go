@@ -120,7 +120,6 @@ func (c countingReader) Read(p []byte) (n int, err error) {
 	return n, err
 }
 
-// Close closes the files.
 func (r *Reader) Close() (err error) {
 	for _, s := range r.sources {
 		err = errors.Join(err, s.close())

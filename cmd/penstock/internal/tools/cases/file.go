@@ -173,7 +173,6 @@ func (s *Step) times() int64 {
 	return *s.Times
 }
 
-// checkStep checks a step, and makes its request.
 func (f *File) checkStep(c *Case, s *Step) {
 	if s.Times != nil && (*s.Times < 1 || *s.Times > maxTimes) {
 		f.fail(s.Times, "times is %d; write 1 to %d", *s.Times, maxTimes)
@@ -298,7 +297,6 @@ func (f *File) makeRequest(c *Case, s *Step) {
 	}
 }
 
-// addToken gives the request a token with the claims.
 func (f *File) addToken(s *Step, claims *map[string]any) {
 	tokens := f.rules.Spec().Tokens
 	token := tokenOf(*claims)

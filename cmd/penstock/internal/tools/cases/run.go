@@ -196,7 +196,6 @@ func (r *runner) step(s *Step) {
 	}
 }
 
-// send sends one request of a step.
 func (r *runner) send(s *Step) {
 	r.seen = observation{}
 	clear(r.waits)

@@ -69,7 +69,6 @@ func (d *doctor) checkReach() {
 	}
 }
 
-// judgeCertificate adds the state of TLS to a check.
 func (d *doctor) judgeCertificate(c *Check, s *server, state *tls.ConnectionState) {
 	end := state.PeerCertificates[0].NotAfter
 	left := time.Until(end)

@@ -48,7 +48,6 @@ func (d *doctor) discover(ctx context.Context) {
 	}
 }
 
-// discoverReplicas connects to the replicas of one server.
 func (d *doctor) discoverReplicas(ctx context.Context, primary *server) {
 	d.readInfo(ctx, primary)
 	for _, address := range replicasIn(primary.info) {

@@ -72,7 +72,6 @@ type Check struct {
 //go:embed schema.json
 var schema []byte
 
-// Schema returns the JSON Schema of a Report.
 func Schema() []byte { return schema }
 
 // Names are the names of the checks, in the order of the report.

@@ -83,7 +83,6 @@ func (d *doctor) connect(ctx context.Context, option rueidis.ClientOption, addre
 	return s
 }
 
-// newReplyError makes an error of the text of an error reply.
 func newReplyError(text string) error { return redisstore.ReplyError(text) }
 
 // greetingOf returns the error that a server sends to a new connection, such as that there are too
@@ -173,7 +172,6 @@ func (d *doctor) readInfo(ctx context.Context, s *server) {
 	}
 }
 
-// hasSlot reports whether the server has a slot of the Cluster.
 func (s *server) hasSlot(slot uint16) bool {
 	for _, r := range s.ranges {
 		if int64(slot) >= r.first && int64(slot) <= r.last {

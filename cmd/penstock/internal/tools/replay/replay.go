@@ -172,7 +172,6 @@ type replayer struct {
 	spreadDenied int64
 }
 
-// add decides one entry.
 func (r *replayer) add(e *accesslog.Entry) {
 	for _, h := range r.options.Headers {
 		value := h.Value
@@ -255,7 +254,6 @@ func isDenial(o admission.Outcome) bool {
 	return o == admission.Denied || o == admission.DeniedNewIdentity
 }
 
-// report returns the report of all entries.
 func (r *replayer) report() *Report {
 	report := &Report{Log: r.options.Log.Stats(), Denied429: r.denied429, OnlyOld: r.onlyOld, OnlyNew: r.onlyNew, NeedsHeaders: []Need{}, WithoutAddress: r.noAddress}
 	report.Log.Rejected += r.rejected

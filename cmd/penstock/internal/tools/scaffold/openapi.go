@@ -95,7 +95,6 @@ func readRoot(name string, text []byte) (*yaml.Node, error) {
 	return root, nil
 }
 
-// readPaths adds the operations of all paths.
 func (d *description) readPaths(name string, root *yaml.Node) error {
 	sharedBases, err := d.basesOf(name, root, []string{""})
 	if err != nil {
@@ -230,7 +229,6 @@ func (d *description) basesOf(name string, object *yaml.Node, inherited []string
 	return bases, nil
 }
 
-// urlOf returns the URL of a server as the description has it.
 func urlOf(server *yaml.Node) string {
 	if at := field(server, "url"); at != nil {
 		return at.Value
@@ -251,7 +249,6 @@ func (d *description) requiredBases() (indexes []int) {
 	return indexes
 }
 
-// basePath returns the path of a server.
 func basePath(name string, server *yaml.Node) (string, error) {
 	at := field(server, "url")
 	if at == nil {
@@ -474,7 +471,6 @@ func makeGroups(operations []operation) []*group {
 	return all
 }
 
-// isSplit reports whether reads and writes have a rule each.
 func (g *group) isSplit() bool { return len(g.reads.methods) > 0 && len(g.writes.methods) > 0 }
 
 // hasRuleByKey reports whether a rule of the group can limit each API key.

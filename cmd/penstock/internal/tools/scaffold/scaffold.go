@@ -195,7 +195,6 @@ func (w *writer) writeIdentity(header string) {
 	w.line("")
 }
 
-// writePartRule writes the rule for a part of a group.
 func (w *writer) writePartRule(name string, patterns []string, p part) {
 	per := w.per
 	if !p.needsKey() {
@@ -252,7 +251,6 @@ func (w *writer) writeRule(name, path string, methods []string, per string) {
 	w.line(fmt.Sprintf("      - {rate: %q}", w.rate))
 }
 
-// writeGroups writes the rules of all groups.
 func (w *writer) writeGroups(groups []*group) {
 	for i, g := range groups {
 		if i > 0 {

@@ -127,7 +127,6 @@ func parseItem(words []string) (Item, error) {
 	return it, it.check(isSet)
 }
 
-// set reads the value of a word.
 func (it *Item) set(word, value string) error {
 	if word == "joining" {
 		rate, err := penstock.ParseRate(value)

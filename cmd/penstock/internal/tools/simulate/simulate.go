@@ -297,7 +297,6 @@ func (r *run) decide(e event) error {
 	return nil
 }
 
-// count adds a decision to the result.
 func (r *run) count(e event, d *penstock.Decision, counter int64) {
 	result := &r.result
 	result.Requests++

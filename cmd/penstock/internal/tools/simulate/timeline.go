@@ -69,7 +69,6 @@ func (r Row) within(length time.Duration) Row {
 	return r
 }
 
-// coarser returns rows for longer intervals.
 func coarser(rows []Row, length time.Duration) (longer []Row) {
 	for _, r := range rows {
 		longer = merge(longer, r.within(length))

@@ -273,7 +273,6 @@ func outliers(clients []client) int {
 	return count
 }
 
-// compute fills the report from the clients.
 func (r *Report) compute(clients []client, all *curve, o Options) {
 	counted := clients
 	if !o.KeepsOutliers {
