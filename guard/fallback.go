@@ -9,8 +9,8 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard/internal/deadline"
-	"github.com/penstock/penstock/guard/internal/divide"
 	"github.com/penstock/penstock/internal/batches"
+	"github.com/penstock/penstock/internal/cache"
 	"github.com/penstock/penstock/memstore"
 )
 
@@ -104,6 +104,7 @@ func newFallback(next penstock.Store, o FallbackOptions, h *holds) *fallback {
 		holds:      h,
 		local:      memstore.New(memstore.Options{MaxCounters: o.MaxCounters, Now: o.Now}),
 		emptyStore: memstore.New(memstore.Options{Locks: 1}),
+		shares:     cache.Cache[share, *penstock.Plan]{Max: maxShares},
 	}
 }
 
@@ -113,7 +114,7 @@ type fallback struct {
 	holds      *holds // nil without Standard
 	local      *memstore.Store
 	emptyStore *memstore.Store // has no counters; only fits uses it
-	shares     divide.Cache[*penstock.Plan]
+	shares     cache.Cache[share, *penstock.Plan]
 }
 
 // defaultRetryAfter is the RetryAfter of denials for which no other is known.
@@ -294,7 +295,7 @@ func (f *fallback) assignModes(charges []penstock.Charge, modes *[penstock.MaxCh
 			continue
 		case s.OnFailure == FailOpen:
 			s.Ceiling.Name, s.Ceiling.Group = c.Plan.Name(), c.Plan.Group()
-			localPlan = f.shares.Get(s.Ceiling, 1, makeShare)
+			localPlan = f.cachedShare(s.Ceiling, 1)
 		}
 		if localPlan == nil {
 			modes[i] = FailClosed
@@ -404,11 +405,23 @@ func (f *fallback) shareOf(plan *penstock.Plan, n int) *penstock.Plan {
 	if n == 1 {
 		return plan
 	}
-	return f.shares.Get(plan.Limit(), n, makeShare)
+	return f.cachedShare(plan.Limit(), n)
 }
 
-// makeShare returns the part of a limit that one of n instances has, or nil if the limit or its
-// part is not valid.
+func (f *fallback) cachedShare(l penstock.Limit, n int) *penstock.Plan {
+	plan, _ := f.shares.Get(share{l, n}, func(s share) (*penstock.Plan, error) { return makeShare(s.limit, s.n), nil })
+	return plan
+}
+
+// A share is the part of a limit that one of n instances has.
+type share struct {
+	limit penstock.Limit
+	n     int
+}
+
+const maxShares = 4096 // in the cache
+
+// makeShare returns the plan of a share, or nil if the limit or the share is not valid.
 func makeShare(l penstock.Limit, n int) *penstock.Plan {
 	plan, err := l.Compile()
 	if err != nil {

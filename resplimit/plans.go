@@ -1,10 +1,10 @@
 package resplimit
 
 import (
-	"sync"
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/cache"
 )
 
 // numbers are the numbers of a limit that comes with a call.
@@ -16,8 +16,7 @@ type plans struct {
 	name      string
 	resetPlan *penstock.Plan // for charges that reset a key, whatever the numbers of its limit are
 
-	mu        sync.RWMutex
-	byNumbers map[numbers]*penstock.Plan
+	compiled cache.Cache[numbers, *penstock.Plan]
 }
 
 // maxPlans bounds the cache: 1,024 plans take about 300 kB. A plan that was dropped is compiled
@@ -29,7 +28,7 @@ func newPlans(name string) (*plans, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &plans{name: name, resetPlan: resetPlan, byNumbers: make(map[numbers]*penstock.Plan)}, nil
+	return &plans{name: name, resetPlan: resetPlan, compiled: cache.Cache[numbers, *penstock.Plan]{Max: maxPlans}}, nil
 }
 
 func limitOf(name string, n numbers) penstock.Limit {
@@ -38,24 +37,5 @@ func limitOf(name string, n numbers) penstock.Limit {
 
 // get returns the plan of a limit, whose period must be at most maxPeriodSeconds.
 func (p *plans) get(n numbers) (*penstock.Plan, error) {
-	p.mu.RLock()
-	plan := p.byNumbers[n]
-	p.mu.RUnlock()
-	if plan != nil {
-		return plan, nil
-	}
-	plan, err := limitOf(p.name, n).Compile()
-	if err != nil {
-		return nil, err
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for dropped := range p.byNumbers {
-		if len(p.byNumbers) < maxPlans {
-			break
-		}
-		delete(p.byNumbers, dropped)
-	}
-	p.byNumbers[n] = plan
-	return plan, nil
+	return p.compiled.Get(n, func(n numbers) (*penstock.Plan, error) { return limitOf(p.name, n).Compile() })
 }

@@ -281,7 +281,7 @@ func TestPlansAreBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n := len(p.byNumbers); n != maxPlans {
+	if n := p.compiled.Len(); n != maxPlans {
 		t.Errorf("%d plans are kept; want %d", n, maxPlans)
 	}
 }

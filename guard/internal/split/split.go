@@ -12,14 +12,14 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/guard/internal/divide"
 	"github.com/penstock/penstock/internal/batches"
+	"github.com/penstock/penstock/internal/cache"
 )
 
 // New returns a store that splits limits. shardsOf returns how many counters a limit has. 0 and 1
 // mean one.
 func New(next penstock.Store, shardsOf func(*penstock.Plan) int) penstock.Store {
-	s := &store{shardsOf: shardsOf, next: batches.Of(next)}
+	s := &store{shardsOf: shardsOf, next: batches.Of(next), parts: cache.Cache[division, *Parts]{Max: 4096}}
 	s.pool.New = func() any { return new(splitBatch) }
 	s.several = batches.Apart(s.isSplit, s.decide, s.next)
 	return batches.Func(s.decide)
@@ -31,7 +31,7 @@ type store struct {
 	shardsOf func(*penstock.Plan) int
 	next     batches.Func
 	several  batches.Func // decides lists of several batches
-	parts    divide.Cache[*Parts]
+	parts    cache.Cache[division, *Parts]
 	pool     sync.Pool // of *splitBatch
 }
 
@@ -81,7 +81,14 @@ func (s *store) partsOf(plan *penstock.Plan) *Parts {
 	if n <= 1 {
 		return nil
 	}
-	return s.parts.Get(plan.Limit(), n, PartsOf)
+	parts, _ := s.parts.Get(division{plan.Limit(), n}, func(d division) (*Parts, error) { return PartsOf(d.limit, d.n), nil })
+	return parts
+}
+
+// A division is a limit with the number of its parts.
+type division struct {
+	limit penstock.Limit
+	n     int
 }
 
 // A splitBatch is a batch with a split charge while it is decided.

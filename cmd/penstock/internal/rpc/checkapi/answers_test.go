@@ -270,7 +270,7 @@ func TestCacheOfStatedLimitsHasABound(t *testing.T) {
 		if again, err := s.limitOf(stated, "limits[0]"); err != nil || again != first {
 			t.Fatalf("the limit %d is %p, and later %p, %v; want the same", i, first, again, err)
 		}
-		if n := len(s.bySpec); n != min(i+1, 1024) {
+		if n := s.compiled.Len(); n != min(i+1, 1024) {
 			t.Fatalf("after %d limits, the cache has %d; want at most 1024", i+1, n)
 		}
 	}

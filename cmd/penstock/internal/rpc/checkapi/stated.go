@@ -4,7 +4,6 @@ import (
 	"math"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -13,6 +12,7 @@ import (
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/grpclimit/penstockv1"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/cache"
 	"github.com/penstock/penstock/internal/reserved"
 	"github.com/penstock/penstock/internal/stated"
 	"github.com/penstock/penstock/internal/syntax"
@@ -57,17 +57,14 @@ type statedLimit struct {
 	spec  spec
 }
 
-// statedLimits caches compiled limits. When the cache is full, it drops an arbitrary limit, because
-// compiling one again takes only a few microseconds.
+// statedLimits caches compiled limits.
 type statedLimits struct {
-	rule *policy.Rule // the rule of all stated limits in events
-
-	mu     sync.RWMutex
-	bySpec map[spec]*statedLimit
+	rule     *policy.Rule // the rule of all stated limits in events
+	compiled cache.Cache[spec, *statedLimit]
 }
 
 func newStatedLimits() *statedLimits {
-	return &statedLimits{rule: &policy.Rule{Name: reserved.Stated}, bySpec: make(map[spec]*statedLimit)}
+	return &statedLimits{rule: &policy.Rule{Name: reserved.Stated}, compiled: cache.Cache[spec, *statedLimit]{Max: maxCached}}
 }
 
 func specOf(l *penstockv1.Limit) spec {
@@ -75,27 +72,8 @@ func specOf(l *penstockv1.Limit) spec {
 }
 
 // limitOf returns the compiled limit of a spec. The error names the field.
-func (s *statedLimits) limitOf(spec spec, field string) (*statedLimit, error) {
-	s.mu.RLock()
-	known := s.bySpec[spec]
-	s.mu.RUnlock()
-	if known != nil {
-		return known, nil
-	}
-	compiled, err := s.compile(spec, field)
-	if err != nil {
-		return nil, err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for dropped := range s.bySpec {
-		if len(s.bySpec) < maxCached {
-			break
-		}
-		delete(s.bySpec, dropped)
-	}
-	s.bySpec[spec] = compiled
-	return compiled, nil
+func (s *statedLimits) limitOf(wanted spec, field string) (*statedLimit, error) {
+	return s.compiled.Get(wanted, func(wanted spec) (*statedLimit, error) { return s.compile(wanted, field) })
 }
 
 func (s *statedLimits) compile(spec spec, field string) (*statedLimit, error) {

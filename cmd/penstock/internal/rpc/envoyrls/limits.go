@@ -11,6 +11,7 @@ import (
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyconfig"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/cache"
 	"github.com/penstock/penstock/policy"
 )
 
@@ -27,8 +28,7 @@ type compiledConfig struct {
 
 // overrides caches the limits that come with requests.
 type overrides struct {
-	mu     sync.RWMutex
-	limits map[Override]*limit
+	limits cache.Cache[Override, *limit]
 	events map[string]*policy.Limit // by domain: the one limit that events name for all overrides of the domain
 }
 
@@ -110,7 +110,7 @@ func counterName(l CurrentLimit) string {
 // compileConfig compiles the limits of a configuration.
 func (e *Engine) compileConfig(c *envoyconfig.Config) (*compiledConfig, error) {
 	all := &compiledConfig{config: c, byMetricPath: make(map[string]*policy.Limit)}
-	all.overrides.limits, all.overrides.events = make(map[Override]*limit), make(map[string]*policy.Limit)
+	all.overrides.limits.Max, all.overrides.events = maxOverrides, make(map[string]*policy.Limit)
 	known := make(map[CurrentLimit]*limit) // many limits have the same numbers
 	for _, configured := range c.Limits() {
 		if configured.IsUnlimited {
@@ -181,30 +181,16 @@ func (e *Engine) EventNames() (names []EventName) {
 
 // override returns the compiled form of a limit that comes with a request.
 func (e *Engine) override(compiled *compiledConfig, o Override) (*limit, error) {
-	cache := &compiled.overrides
-	cache.mu.RLock()
-	l := cache.limits[o]
-	cache.mu.RUnlock()
-	if l != nil {
-		return l, nil
-	}
-	if !o.Unit.IsValid() {
-		return nil, invalid("the limit of a descriptor has the unit %v; send SECOND, MINUTE, HOUR, DAY, WEEK, MONTH or YEAR", o.Unit)
-	}
-	l, err := e.options.compile(CurrentLimit{RequestsPerUnit: o.RequestsPerUnit, Unit: o.Unit, UnitMultiplier: o.UnitMultiplier})
-	if err != nil {
-		return nil, invalid("the limit of a descriptor cannot be enforced: %v", err)
-	}
-	cache.mu.Lock()
-	defer cache.mu.Unlock()
-	for dropped := range cache.limits {
-		if len(cache.limits) < maxOverrides {
-			break
+	return compiled.overrides.limits.Get(o, func(o Override) (*limit, error) {
+		if !o.Unit.IsValid() {
+			return nil, invalid("the limit of a descriptor has the unit %v; send SECOND, MINUTE, HOUR, DAY, WEEK, MONTH or YEAR", o.Unit)
 		}
-		delete(cache.limits, dropped)
-	}
-	cache.limits[o] = l
-	return l, nil
+		l, err := e.options.compile(CurrentLimit{RequestsPerUnit: o.RequestsPerUnit, Unit: o.Unit, UnitMultiplier: o.UnitMultiplier})
+		if err != nil {
+			return nil, invalid("the limit of a descriptor cannot be enforced: %v", err)
+		}
+		return l, nil
+	})
 }
 
 // eventLimitOf returns a matched limit as events name it. For detailed_metric and value_to_metric
