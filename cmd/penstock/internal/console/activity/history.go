@@ -9,8 +9,12 @@ import (
 )
 
 // A Series names a counter that is sampled. It belongs to a limit. If Rule is "", it belongs to the
-// whole instance.
-type Series struct{ Rule, Limit, Name string }
+// whole instance. The names in JSON are short, because a Summary has many.
+type Series struct {
+	Rule  string `json:"r,omitempty"`
+	Limit string `json:"l,omitempty"`
+	Name  string `json:"n"`
+}
 
 // The series of the whole instance have the name Uncounted, or names with these prefixes.
 const (

@@ -132,22 +132,23 @@ func (s *sketch) top() *Top {
 
 // A Top has the heaviest items of a stream, the heaviest first.
 type Top struct {
-	Items []Item
+	Items []Item `json:"items"`
 
-	Total  uint64 // weight of all events
-	Floor  uint64 // an item that is not in Items has at most this weight plus Missed
-	Missed uint64 // weight of the events that were not added, because another one was being added
+	Total  uint64 `json:"total"`            // weight of all events
+	Floor  uint64 `json:"floor"`            // an item that is not in Items has at most this weight plus Missed
+	Missed uint64 `json:"missed,omitempty"` // weight of the events that were not added, because another one was being added
 }
 
 // An Item is a key with the limit that counted it.
 type Item struct {
-	Rule, Limit string
-	Name        string // the key's name in the store, see Options.Names
+	Rule  string `json:"r"`
+	Limit string `json:"l"`
+	Name  string `json:"k"` // the key's name in the store, see Options.Names
 
-	Weight   uint64  // at least the weight that was added
-	Error    uint64  // Weight is too large by at most this
-	Variance float64 // of the weight, because events were sampled
-	Largest  uint64  // the largest weight that a sample may have; 0: every event was added
+	Weight   uint64  `json:"w"`           // at least the weight that was added
+	Error    uint64  `json:"e,omitempty"` // Weight is too large by at most this
+	Variance float64 `json:"v,omitempty"` // of the weight, because events were sampled
+	Largest  uint64  `json:"g,omitempty"` // the largest weight that a sample may have; 0: every event was added
 }
 
 // doubt is for items whose events are sampled. By Chernoff's bounds, the true weight of an item is

@@ -41,7 +41,8 @@ type Summary struct {
 // A Count is how much a series has grown in the last 10 and 60 seconds.
 type Count struct {
 	Series
-	Last10, Last60 uint64
+	Last10 uint64 `json:"s"`
+	Last60 uint64 `json:"m"`
 }
 
 // The bounds of a summary.
@@ -85,38 +86,13 @@ func (r *Recorder) Summary() *Summary {
 type packed struct {
 	*Summary
 	Events  []Event          `json:"events,omitempty"`
-	Counts  []packedCount    `json:"counts"`
+	Counts  []Count          `json:"counts"`
 	Windows []packedActivity `json:"windows"`
 }
 
-type packedCount struct {
-	Rule   string `json:"r,omitempty"`
-	Limit  string `json:"l,omitempty"`
-	Name   string `json:"n"`
-	Last10 uint64 `json:"s"`
-	Last60 uint64 `json:"m"`
-}
-
 type packedActivity struct {
-	Tops   []packedTop    `json:"tops"`
+	Tops   []Top          `json:"tops"`
 	Denied packedDistinct `json:"denied"`
-}
-
-type packedTop struct {
-	Total  uint64       `json:"total"`
-	Floor  uint64       `json:"floor"`
-	Missed uint64       `json:"missed,omitempty"`
-	Items  []packedItem `json:"items"`
-}
-
-type packedItem struct {
-	Rule     string  `json:"r"`
-	Limit    string  `json:"l"`
-	Name     string  `json:"k"`
-	Weight   uint64  `json:"w"`
-	Error    uint64  `json:"e,omitempty"`
-	Variance float64 `json:"v,omitempty"`
-	Largest  uint64  `json:"g,omitempty"`
 }
 
 type packedDistinct struct {
@@ -148,20 +124,13 @@ func (s *Summary) Text() (string, error) {
 func (s *Summary) pack(items, keys int) (string, error) {
 	head := *s
 	head.Version, head.Host, head.Digest, head.Health = cut(s.Version), cut(s.Host), cut(s.Digest), cut(s.Health)
-	p := packed{Summary: &head, Events: latestEvents(s.Events, 80*items)}
-	for _, c := range s.Counts[:min(len(s.Counts), maxCounts, 8*items)] {
-		p.Counts = append(p.Counts, packedCount{c.Rule, c.Limit, c.Name, c.Last10, c.Last60})
-	}
+	p := packed{Summary: &head, Events: latestEvents(s.Events, 80*items), Counts: s.Counts[:min(len(s.Counts), maxCounts, 8*items)]}
 	for _, a := range s.Activity {
 		var w packedActivity
 		for _, t := range a.Tops {
 			short := *t
 			short.Cut(items)
-			top := packedTop{Total: short.Total, Floor: short.Floor, Missed: short.Missed}
-			for _, i := range short.Items {
-				top.Items = append(top.Items, packedItem(i))
-			}
-			w.Tops = append(w.Tops, top)
+			w.Tops = append(w.Tops, short)
 		}
 		w.Denied = packDistinct(*a.Denied, max(keys, minKeys))
 		p.Windows = append(p.Windows, w)
@@ -271,8 +240,8 @@ func (p *packed) unpack() (*Summary, error) {
 		if !hasLabels || c.Last10 > c.Last60 {
 			return nil, errCorrupt
 		}
-		s.Counts = append(s.Counts, Count{Series{c.Rule, c.Limit, c.Name}, c.Last10, c.Last60})
 	}
+	s.Counts = p.Counts
 	for i := range p.Windows {
 		w := &p.Windows[i]
 		if len(w.Tops) != int(kindCount) {
@@ -280,10 +249,11 @@ func (p *packed) unpack() (*Summary, error) {
 		}
 		a := new(Activity)
 		for k := range w.Tops {
-			top, err := w.Tops[k].unpack()
-			if err != nil {
-				return nil, err
+			top := &w.Tops[k]
+			if !top.isValid() {
+				return nil, errCorrupt
 			}
+			top.sort()
 			a.Tops[k] = top
 		}
 		var err error
@@ -295,21 +265,14 @@ func (p *packed) unpack() (*Summary, error) {
 	return s, nil
 }
 
-func (p *packedTop) unpack() (*Top, error) {
-	if len(p.Items) > summaryItems {
-		return nil, errCorrupt
-	}
-	t := &Top{Total: p.Total, Floor: p.Floor, Missed: p.Missed, Items: make([]Item, 0, len(p.Items))}
-	for _, i := range p.Items {
+// isValid reports whether Penstock may have written t in a summary.
+func (t *Top) isValid() bool {
+	isWrong := func(i Item) bool {
 		hasVariance := i.Variance >= 0 && !math.IsInf(i.Variance, 0) // false for NaN
 		hasNames := isLabel(i.Rule) && isLabel(i.Limit) && isName(i.Name)
-		if !hasNames || !hasVariance || i.Error > i.Weight {
-			return nil, errCorrupt
-		}
-		t.Items = append(t.Items, Item(i))
+		return !hasNames || !hasVariance || i.Error > i.Weight
 	}
-	t.sort()
-	return t, nil
+	return len(t.Items) <= summaryItems && !slices.ContainsFunc(t.Items, isWrong)
 }
 
 func (p *packedDistinct) unpack() (*Distinct, error) {
