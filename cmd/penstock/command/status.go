@@ -193,7 +193,8 @@ func (a *admin) fetchKey(ctx context.Context, wanted keyQuery) (*keyReport, erro
 	if found.Identity == "" { // shown_identities is off
 		found.Identity = wanted.String()
 	}
-	return &keyReport{Identity: found.Identity, Source: found.Source, List: found.List, DeniedBy: found.DeniedBy, Results: found.Results, Limits: found.Limits, Global: found.Global, Unread: found.Unread, Elsewhere: found.Elsewhere, Repair: found.Repair, Skipped: found.Skipped}, nil
+	found.Ref, found.Stored = "", "" // the user has named the key
+	return &keyReport{Key: found}, nil
 }
 
 // A keyStore is the store and the policy, for one key.
@@ -306,17 +307,7 @@ func (k *keyStore) close() {
 
 // A keyReport is what penstock status prints. As JSON it has the names of /api/v1/key.
 type keyReport struct {
-	Identity  string             `json:"identity"`
-	Source    string             `json:"source"`         // where the numbers are from: the store, or a guard of the instance
-	List      string             `json:"list,omitempty"` // that has the client: allow or deny
-	DeniedBy  []string           `json:"denied_by"`      // enforced limits that would deny a request whatever the tier of its client, as RULE.LIMIT
-	Results   []keylimits.Result `json:"results"`        // one for each tier that the client may have
-	Limits    []keylimits.Limit  `json:"limits"`
-	Global    []keylimits.Limit  `json:"global,omitempty"`    // of all clients together, which may deny the key's requests too
-	Unread    []string           `json:"unread,omitempty"`    // limits of new_identities, as RULE.LIMIT: only the memory of instances has their counts
-	Elsewhere []string           `json:"elsewhere,omitempty"` // enforced limits, as RULE.LIMIT, that may count the client under another key; not read
-	Repair    string             `json:"repair,omitempty"`    // if a limit is corrupt: the command that deletes the values that Penstock did not write
-	Skipped   int                `json:"skipped"`             // number of limits that were not read, because there are too many
+	adminapi.Key
 
 	isFromCommand bool // the command has read the store itself, with its own settings
 }
@@ -343,7 +334,8 @@ func (k *keyStore) read(ctx context.Context) (*keyReport, error) {
 		return nil, err
 	}
 	results := keylimits.Results(all)
-	return &keyReport{Identity: k.key, Source: source.String(), List: k.list, DeniedBy: keylimits.DeniedBy(results), Results: results, Limits: all[:len(k.limits)], Global: all[len(k.limits):], Unread: k.unread, Elsewhere: k.elsewhere, Skipped: k.skipped + k.skippedGlobal, isFromCommand: true}, nil
+	return &keyReport{isFromCommand: true, Key: adminapi.Key{Identity: k.key, Source: source.String(), List: k.list, DeniedBy: keylimits.DeniedBy(results), Results: results,
+		Limits: all[:len(k.limits)], Global: all[len(k.limits):], Unread: k.unread, Elsewhere: k.elsewhere, Skipped: k.skipped + k.skippedGlobal}}, nil
 }
 
 func (r *keyReport) print(out io.Writer) error {
