@@ -364,7 +364,6 @@ func (a *Admission) deny(latency time.Duration) Outcome {
 	return a.observeDecision(Denied, latency)
 }
 
-// add adds a limit to those that denied the request.
 func (r *Rejection) add(l *policy.Limit, retryAfter time.Duration) {
 	r.Rule, r.RetryAfter = l.Rule.Name, max(r.RetryAfter, retryAfter)
 	if !l.InHeaders {

@@ -183,7 +183,6 @@ func (b *breaker) inUseLocked(now time.Time) map[string]*circuit {
 	return known
 }
 
-// states returns the states of all nodes that are in use.
 func (b *breaker) states() map[string]State {
 	b.mu.Lock()
 	defer b.mu.Unlock()

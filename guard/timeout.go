@@ -91,7 +91,6 @@ func (t *timeout) decide(ctx context.Context, list []*batches.Batch) {
 	}
 }
 
-// send passes a list on, with a deadline.
 func (t *timeout) send(ctx context.Context, list []*batches.Batch) {
 	if t.deadlines.After < 0 {
 		t.next(ctx, list)

@@ -195,7 +195,6 @@ func (a *Admission) writeHeaders(c *compiledRules, isDenied bool, retryAfter tim
 	return c.headers.Write(a.header, quotas, isDenied, retryAfter)
 }
 
-// answer sends the response to a rejected request.
 func (g *Gate) answer(w http.ResponseWriter, r *http.Request, c *compiledRules, d rejection) {
 	c.cors.allowOrigin(w.Header(), r)
 	if g.rejected == nil {

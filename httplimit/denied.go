@@ -189,7 +189,6 @@ func (d *rejection) problem() []byte {
 	return append(body, '\n')
 }
 
-// text returns the text/plain body.
 func (d *rejection) text() []byte {
 	b := append([]byte(nil), problems[d.reason].plain...)
 	for i, name := range d.VisiblePolicies() {

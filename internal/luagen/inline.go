@@ -29,7 +29,6 @@ type function struct {
 	declared    map[string]bool // names that the body declares as local
 }
 
-// removeComments removes comments and empty lines.
 func removeComments(lua string) string {
 	var out strings.Builder
 	out.Grow(len(lua))

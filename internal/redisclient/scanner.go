@@ -57,7 +57,6 @@ func (s *commandScanner) findStamp() {
 	s.beginLength = 0
 }
 
-// readHeader reads up to the end of a header, and returns the rest.
 func (s *commandScanner) readHeader(b []byte) (rest []byte) {
 	number := s.number
 	for i, c := range b {

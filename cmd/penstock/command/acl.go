@@ -100,7 +100,6 @@ func (a *aclUser) rules(prefix string) string {
 	return redisrights.Rules(prefix, rights)
 }
 
-// render returns the user in the output format.
 func (a *aclUser) render(rules string) string {
 	line := "user " + a.user + " on >SECRET " + rules
 	switch a.format {

@@ -62,7 +62,6 @@ func (f *adminFlags) setDefault() error {
 	return nil
 }
 
-// open makes a client that sends the token.
 func (f *adminFlags) open(token credential) (*admin, error) {
 	o := f.Options
 	o.Token = token.text

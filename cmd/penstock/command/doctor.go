@@ -18,7 +18,6 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// newDoctor makes the command that examines a store.
 func newDoctor(algorithms []*algorithm.Algorithm) *cobra.Command {
 	var output string
 	var isStrict bool
@@ -83,7 +82,6 @@ func newDoctor(algorithms []*algorithm.Algorithm) *cobra.Command {
 	return c
 }
 
-// readInstance reads the summary that an instance has written to the store.
 func readInstance(summary string) (doctor.Instance, error) {
 	s, err := activity.ParseSummary(summary)
 	if err != nil {
@@ -92,7 +90,6 @@ func readInstance(summary string) (doctor.Instance, error) {
 	return doctor.Instance{Host: s.Host, Version: s.Version, Digest: s.Digest, Health: s.Health, Seed: s.Seed, IsChargedTwice: s.IsChargedTwice}, nil
 }
 
-// askInstance returns a function that asks the instance at an admin address.
 func askInstance(f *adminFlags) (func(context.Context) (doctor.Instance, error), error) {
 	token, err := operatorToken()
 	if err != nil {

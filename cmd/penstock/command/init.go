@@ -15,7 +15,6 @@ import (
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
-// newInit makes the command that writes a first policy.
 func newInit() *cobra.Command {
 	var o scaffold.Options
 	var isForced bool

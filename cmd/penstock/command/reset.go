@@ -28,7 +28,6 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/text/rediscli"
 )
 
-// newReset makes the command that resets limits of a key.
 func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
 	var r resetCommand
 	given := storeFlags{algorithms: algorithms}
@@ -394,7 +393,6 @@ func confirm(c *cobra.Command, question, nothing string) error {
 	return nil
 }
 
-// newAudit begins the audit line of a reset from the command line.
 func newAudit(s *settings.Settings, key, reason string) audit.Line {
 	actor := audit.Actor{Kind: audit.CommandLine}
 	if u, err := user.Current(); err == nil {

@@ -25,7 +25,6 @@ import (
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
-// newServe makes the command that runs the service.
 func newServe(algorithms []*algorithm.Algorithm) *cobra.Command {
 	var shouldPrint bool
 	c := &cobra.Command{

@@ -257,7 +257,6 @@ func chooseAlgorithms(titles []string, own []*algorithm.Algorithm) (chosen []*al
 	return chosen, nil
 }
 
-// simulate runs one algorithm.
 func (s *simulateCommand) simulate(ctx context.Context, plan *penstock.Plan, o simulate.Options) (*simulation, error) {
 	arrivals, err := simulate.Parse(s.arrivals, plan, s.regions)
 	if err != nil {

@@ -214,7 +214,6 @@ type keyStore struct {
 	policy        *policyfile.Policy
 }
 
-// openKey opens the store, and finds the limits of a key.
 func openKey(c *cobra.Command, given *storeFlags, key, rule string) (*keyStore, error) {
 	s, p, err := given.load(c, "operator-token", "caller-token", "audit-file",
 		"envoy-config", "envoy-mode", "envoy-algorithm", "envoy-on-failure", "envoy-merge-domains", "envoy-shadow-mode", "envoy-reports", "envoy-headers")

@@ -269,7 +269,6 @@ func (s *suggestCommand) printNeeds(w io.Writer, r *suggest.Report) {
 	}
 }
 
-// policy writes a policy with the limit as a shadow.
 func (s *suggestCommand) policy(l *suggest.Limit) string {
 	per := s.per
 	if header, ok := strings.CutPrefix(per, "header "); ok {

@@ -22,7 +22,6 @@ import (
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
-// newValidate makes the command that checks policies.
 func newValidate(algorithms []*algorithm.Algorithm) *cobra.Command {
 	var output, envoyFolder string
 	var isVerbose, isStrict, canMergeDomains bool

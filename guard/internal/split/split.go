@@ -662,7 +662,6 @@ func (b *splitBatch) settleCharge(ctx context.Context, i int) error {
 	return b.chargeAllShards(ctx, i, c.Mode)
 }
 
-// chargeOneShard sends one charge to its current shard.
 func (b *splitBatch) chargeOneShard(ctx context.Context, i int, mode penstock.Mode, cost int64) (granted int64, err error) {
 	p := &b.states[i]
 	b.clearBatch()

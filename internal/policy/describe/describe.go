@@ -76,7 +76,6 @@ func wrap(text string) (line, rest string, hasMore bool) {
 	return text[:indent] + longWord, rest, hasMore
 }
 
-// policy describes what is common to all requests.
 func (p *printer) policy(s *policy.Spec) {
 	p.line("policy", wording.Plain(s.Name))
 	if s.ApplyAll {

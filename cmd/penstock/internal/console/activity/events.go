@@ -125,7 +125,6 @@ func (e *Events) add(line slog.Record, kind EventKind) {
 	e.count++
 }
 
-// addDetail adds an attribute, or those of a group.
 func (e *Event) addDetail(prefix string, a slog.Attr) {
 	value := a.Value.Resolve()
 	if value.Kind() == slog.KindGroup {

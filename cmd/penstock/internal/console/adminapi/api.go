@@ -108,7 +108,6 @@ const Prefix = "/api/v1/"
 // resetPath is the only path that writes.
 const resetPath = "key/reset"
 
-// timeout bounds the time to make a response.
 const timeout = 5 * time.Second
 
 func New(o Options) *Handler {
@@ -357,7 +356,6 @@ func (d *delays) wait() {
 	}
 }
 
-// serve sends the response of a route in JSON.
 func (h *Handler) serve(w http.ResponseWriter, req *http.Request, r route) {
 	values, err := r.values(req.URL.RawQuery)
 	var body any
@@ -436,7 +434,6 @@ func (r *route) names() string {
 	return strings.Join(names, ", ")
 }
 
-// fail sends a Problem.
 func fail(w http.ResponseWriter, status int, detail string) {
 	w.Header().Set("Content-Type", "application/problem+json")
 	w.WriteHeader(status)

@@ -24,7 +24,6 @@ type Denial struct {
 	Skipped  int64     `json:"skipped" doc:"denials before this one that were not sent, because there were too many"`
 }
 
-// denialsRoute describes the path that sends denials.
 var denialsRoute = route{path: "denials", summary: "Denied requests of this instance as they happen, as server-sent events of the type denial: a sample of at most 50 a second.", parameters: []parameter{
 	{name: "rule", doc: "only denials of this rule"},
 	{name: "key", doc: "only denials of this key, such as key:abc; needs the token"},
@@ -36,7 +35,6 @@ const (
 	deniedPerLimit  = 40 // the most of them that one limit may have
 )
 
-// keyParameter names the parameter key in errors.
 const keyParameter = "the parameter key (unlike ref)"
 
 // serveDenials serves /api/v1/denials until the reader disconnects.

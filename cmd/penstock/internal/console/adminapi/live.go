@@ -171,7 +171,6 @@ func (l *broadcaster) leave(reader chan []byte) {
 	}
 }
 
-// run makes snapshots until ctx ends.
 func (l *broadcaster) run(ctx context.Context, ended chan struct{}) {
 	defer close(ended)
 	tick := time.NewTicker(snapshotInterval)

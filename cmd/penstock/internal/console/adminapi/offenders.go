@@ -9,7 +9,6 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/console/activity"
 )
 
-// maxOffenders is the most offenders of a response.
 const maxOffenders = 100
 
 func (h *Handler) makeOffenders(ctx context.Context, v Viewer, q url.Values) (any, error) {

@@ -110,7 +110,6 @@ func (h *Handler) reset(ctx context.Context, wanted ResetRequest, a *Audit) (*ke
 	return done, nil
 }
 
-// readReset reads and checks the body of a request.
 func readReset(w http.ResponseWriter, req *http.Request) (wanted ResetRequest, err error) {
 	if kind, _, err := mime.ParseMediaType(req.Header.Get("Content-Type")); err != nil || kind != "application/json" {
 		return wanted, refuse(http.StatusUnsupportedMediaType, "send the body as Content-Type: application/json")
@@ -155,7 +154,6 @@ func (h *Handler) limitsToReset(key string, wanted ResetRequest) ([]keylimits.Li
 	return limits, nil
 }
 
-// failWith sends an error as a Problem.
 func failWith(w http.ResponseWriter, err error) {
 	r, ok := errors.AsType[refusal](err)
 	if !ok {

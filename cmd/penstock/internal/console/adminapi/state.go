@@ -220,7 +220,6 @@ func (h *Handler) makeRules(ctx context.Context, _ Viewer, _ url.Values) (any, e
 	return all, nil
 }
 
-// maxLines is the most lines of a history.
 const maxLines = 200
 
 func (h *Handler) makeHistory(_ context.Context, _ Viewer, q url.Values) (any, error) {

@@ -105,7 +105,6 @@ func makeCharts(rule string, history adminapi.History, timings adminapi.Timings,
 	return charts
 }
 
-// deniedLines returns a line for each of the rules that denied most.
 func deniedLines(history adminapi.History) (lines []line) {
 	sums := make(map[string]uint64)
 	for _, l := range history.Lines {

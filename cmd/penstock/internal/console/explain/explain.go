@@ -224,7 +224,6 @@ func newCharge(l *policy.Limit, c *penstock.Charge, kind string, size int64, key
 	return charge, nil
 }
 
-// setGuards sets the fields that describe the guards.
 func (c *Charge) setGuards(s *guard.Settings) {
 	c.Lease, c.SplitInto = s.Lease, s.SplitInto
 	if s.DenyCacheTTL != 0 {

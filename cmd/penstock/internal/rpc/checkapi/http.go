@@ -235,7 +235,6 @@ func statusFor(h http.Header, d *penstockv1.CheckResponse) int {
 // maxField is the largest integer of a structured field (RFC 9651).
 const maxField = 999_999_999_999_999
 
-// writeFailure writes the problem document of a failure.
 func writeFailure(w http.ResponseWriter, err error) {
 	f := asFailure(err)
 	status := statuses[f.code]

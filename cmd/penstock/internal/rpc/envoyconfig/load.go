@@ -285,7 +285,6 @@ func (l *loader) checkValue(key string, value any, at path) {
 	}
 }
 
-// addDomain adds the limits of a file to its domain.
 func (l *loader) addDomain(root *yamlRoot) {
 	if root.Domain == "" {
 		l.fail(path{"domain"}, "write domain: NAME, with the domain of Envoy's rate limit filter", "the file has no domain")

@@ -69,7 +69,6 @@ func (c *call) resetSeconds(it *item, s penstock.Status) int64 {
 // closedReset is the Reset, in seconds, of a status that FailClosed denies.
 const closedReset = 1
 
-// writeResponse writes the results of all items.
 func (c *call) writeResponse(to *Response) {
 	o := &c.engine.options
 	isQuotaSpent := c.isQuotaSpent()

@@ -107,7 +107,6 @@ func counterName(l CurrentLimit) string {
 	return name
 }
 
-// compileConfig compiles the limits of a configuration.
 func (e *Engine) compileConfig(c *envoyconfig.Config) (*compiledConfig, error) {
 	all := &compiledConfig{config: c, byMetricPath: make(map[string]*policy.Limit)}
 	all.overrides.limits.Max, all.overrides.events = maxOverrides, make(map[string]*policy.Limit)

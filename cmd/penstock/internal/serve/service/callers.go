@@ -82,7 +82,6 @@ func (s *service) newCallers(runCtx context.Context, l settings.Listener, maxCon
 	return newServer(l.Name, s.newHTTP(runCtx, handler, config)), nil
 }
 
-// newRESP makes the server for Redis clients.
 func (s *service) newRESP(l settings.Listener, config *tls.Config, maxConnections int64) (*server, error) {
 	var controller *admission.Controller // nil: there is no policy
 	if s.Settings.Config != "" || s.Settings.Demo {

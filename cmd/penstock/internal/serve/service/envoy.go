@@ -213,7 +213,6 @@ func (e *envoy) afterFirstLimits(f func()) {
 	f()
 }
 
-// health is the check envoy of /readyz.
 func (e *envoy) health(context.Context) (admin.State, string) {
 	if e.isAwaitingLimits.Load() {
 		return admin.Down, "down: " + e.service.Settings.EnvoyXDS + " has sent no limits yet"

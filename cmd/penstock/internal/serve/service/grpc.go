@@ -71,7 +71,6 @@ const healthService = "grpc.health.v1.Health"
 // Probes that were written for envoyproxy/ratelimit check rlsService by the name rlsHealthName.
 const rlsService, rlsHealthName = "envoy.service.ratelimit.v3.RateLimitService", "ratelimit"
 
-// newGRPC makes the server for gRPC clients.
 func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, error) {
 	calls := &grpcCalls{service: s, messageTimeout: s.Settings.HeaderTimeout, maxOpenStreams: s.Settings.MaxConnections, ending: make(chan struct{}), methods: make(map[string]bool)}
 	calls.slow.places = max(maxSlowRestricted, s.memory.Size()/4/maxMessage)

@@ -26,7 +26,6 @@ type Form struct {
 	set func(text string) error // parses a text, and sets the field
 }
 
-// text accepts every text.
 func text(field *string, value string) Form {
 	return Form{Value: value, set: func(text string) error {
 		*field = text

@@ -154,7 +154,6 @@ type Telemetry struct {
 	closeTimeout time.Duration // the longest time that Close waits for a collector
 }
 
-// scope is the name of the tracer.
 const scope = "github.com/penstock/penstock/cmd/penstock"
 
 // Open starts the exports. It returns nil if there is nothing to start. It does not wait for a

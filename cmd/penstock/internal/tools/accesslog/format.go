@@ -171,7 +171,6 @@ func (p *piece) cut(text string) (value, rest string, ok bool) {
 	return "", "", false
 }
 
-// newExpression compiles a regular expression.
 func newExpression(text string) (*Format, error) {
 	e, err := regexp.Compile(text)
 	if err != nil {

@@ -103,13 +103,11 @@ func HasCases(text []byte) bool {
 	return len(f.Cases) > 0
 }
 
-// noCases is the error of a file without cases.
 const noCases = "the file has no cases; begin with cases:, as in cases: [{name: burst, send: GET /search, steps: [{times: 3, expect: allowed}]}]"
 
 // fail records a mistake at the place of the field that p points to.
 func (f *File) fail(p any, format string, args ...any) { f.places.Fail(p, format, args...) }
 
-// check checks all cases, and makes their requests.
 func (f *File) check() {
 	if len(f.Cases) == 0 {
 		f.fail(f, noCases)

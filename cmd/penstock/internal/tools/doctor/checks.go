@@ -31,7 +31,6 @@ const (
 	minValkey          = "7.2"                  // version
 )
 
-// checkReach reports which servers can be reached.
 func (d *doctor) checkReach() {
 	for _, s := range append(slices.Clone(d.sentinels), d.servers...) {
 		c := Check{Name: "reach", Server: s.address, Status: OK}

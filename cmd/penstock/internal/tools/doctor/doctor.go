@@ -144,7 +144,6 @@ func (d *doctor) disconnect() {
 	}
 }
 
-// examine runs all checks.
 func (d *doctor) examine(ctx context.Context) {
 	d.checkReach()
 	d.readServers(ctx)
@@ -205,7 +204,6 @@ func (d *doctor) addWithoutInfo(name string, s *server, what string) {
 	d.addUnreadable(name, s, what, "+info", s.infoErr)
 }
 
-// user returns the name of the Redis user.
 func (d *doctor) user() string {
 	if d.option.Username == "" {
 		return "default"
@@ -218,7 +216,6 @@ func (d *doctor) cli(s *server, command string) string {
 	return s.cli(d.option.TLSConfig != nil, d.option.SelectDB) + " " + command
 }
 
-// sorted returns the checks in the order of Names.
 func (d *doctor) sorted() (checks []Check) {
 	for _, name := range Names {
 		for _, c := range d.checks {

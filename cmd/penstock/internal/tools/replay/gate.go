@@ -72,7 +72,6 @@ func (g *gate) observe(e *admission.Event) {
 	}
 }
 
-// send decides one request now.
 func (g *gate) send(r *http.Request, e *accesslog.Entry) observation {
 	g.seen = observation{}
 	clear(g.answer.header)

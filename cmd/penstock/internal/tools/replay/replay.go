@@ -341,7 +341,6 @@ func (t *tally) send(e *accesslog.Entry, retries int) observation {
 	return seen
 }
 
-// count adds an observation to the counts of its rule and its key.
 func (t *tally) count(seen *observation) {
 	t.result.LongestWait = max(t.result.LongestWait, seen.wait.Seconds())
 	for _, name := range seen.shadowDenied {
@@ -391,7 +390,6 @@ func (t *tally) rule(name string) *Rule {
 	return r
 }
 
-// deny counts a denial.
 func (r *Rule) deny(now time.Time) {
 	if r.Denied++; r.Denied == 1 {
 		r.FirstDenied = now
