@@ -4,6 +4,7 @@ package background
 import (
 	"context"
 	"sync"
+	"time"
 
 	"github.com/penstock/penstock/internal/panicked"
 )
@@ -66,3 +67,22 @@ func (g *Group) Cancel() {
 
 // Wait returns when all goroutines have ended.
 func (g *Group) Wait() { g.all.Wait() }
+
+// Every calls do after each interval, until ctx ends.
+func Every(ctx context.Context, interval time.Duration, do func()) {
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	ForEach(ctx, tick.C, func(time.Time) { do() })
+}
+
+// ForEach calls do with each value of a channel, until ctx ends.
+func ForEach[T any](ctx context.Context, from <-chan T, do func(T)) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case value := <-from:
+			do(value)
+		}
+	}
+}

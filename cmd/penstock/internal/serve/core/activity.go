@@ -9,6 +9,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/console/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
+	"github.com/penstock/penstock/internal/background"
 	"github.com/penstock/penstock/internal/rediskeys"
 )
 
@@ -37,17 +38,10 @@ func seedOf(s settings.Settings) uint64 {
 // sampleActivity samples the counters once a second, until ctx ends.
 func (c *Core) sampleActivity(ctx context.Context) {
 	start := time.Now()
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			c.Activity.Tick(time.Since(start), c.eachCounter)
-			c.Denials.Tick()
-		}
-	}
+	background.Every(ctx, time.Second, func() {
+		c.Activity.Tick(time.Since(start), c.eachCounter)
+		c.Denials.Tick()
+	})
 }
 
 // eachCounter calls add with each counter that is not 0.

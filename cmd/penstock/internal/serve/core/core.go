@@ -25,6 +25,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
 	"github.com/penstock/penstock/cmd/penstock/internal/text/redact"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/background"
 	"github.com/penstock/penstock/internal/labels"
 	penstockotel "github.com/penstock/penstock/observe/otel"
 	"github.com/penstock/penstock/policy"
@@ -265,17 +266,10 @@ func (c *Core) probeNow(ctx context.Context) error {
 
 // poll runs the periodic checks that work without requests, until ctx ends.
 func (c *Core) poll(ctx context.Context) {
-	second := time.NewTicker(time.Second)
-	defer second.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-second.C:
-			c.selfTest(ctx)
-			c.failOpen.reportEnd(c.health.isFailing.Load())
-		}
-	}
+	background.Every(ctx, time.Second, func() {
+		c.selfTest(ctx)
+		c.failOpen.reportEnd(c.health.isFailing.Load())
+	})
 }
 
 // selfTest requests a decision from the store. If there are no requests, nothing else notices an

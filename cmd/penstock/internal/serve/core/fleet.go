@@ -14,6 +14,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/console/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/redisops"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/background"
 	"github.com/penstock/penstock/internal/labels"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -49,18 +50,7 @@ func (c *Core) openFleet(ctx context.Context, breakers func() map[string]guard.S
 	c.fleet.breakers = breakers
 	c.fleet.store = c.scripts.Store
 	c.background.Go(func() { c.readMarkers(ctx) })
-	c.background.Go(func() {
-		tick := time.NewTicker(summaryEvery)
-		defer tick.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-				c.fleet.write(ctx)
-			}
-		}
-	})
+	c.background.Go(func() { background.Every(ctx, summaryEvery, func() { c.fleet.write(ctx) }) })
 }
 
 func (f *fleet) self() *activity.Summary {

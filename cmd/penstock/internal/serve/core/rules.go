@@ -16,6 +16,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/demopolicy"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
+	"github.com/penstock/penstock/internal/background"
 	"github.com/penstock/penstock/internal/panicked"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"
@@ -182,14 +183,7 @@ func (r *rules) state() (isFileInvalid bool, since time.Time) {
 }
 
 func (r *rules) reloadOn(ctx context.Context, reload <-chan os.Signal) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-reload:
-			r.watcher.Reload() // Notify reports the result
-		}
-	}
+	background.ForEach(ctx, reload, func(os.Signal) { r.watcher.Reload() }) // Notify reports the result
 }
 
 func (r *rules) digestInForce() string {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/background"
 	"github.com/penstock/penstock/internal/batches"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -124,16 +125,9 @@ func (s *scriptLoader) logOnce(err error) {
 
 // retry repeats failed loads until ctx ends.
 func (s *scriptLoader) retry(ctx context.Context) {
-	tick := time.NewTicker(scriptsPause)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
+	background.Every(ctx, scriptsPause, func() {
 		if s.isPending.Load() {
 			s.try(ctx)
 		}
-	}
+	})
 }

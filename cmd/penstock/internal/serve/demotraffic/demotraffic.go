@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/penstock/penstock/internal/background"
 )
 
 // Offender is the API key of the client that is over the limit of receipt-export.
@@ -61,20 +63,14 @@ func Run(ctx context.Context, target string) {
 			}
 		})
 	}
-	start, tick := time.Now(), time.NewTicker(step)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			for _, s := range sources(time.Since(start)) {
-				for range randomCount(s.rate * step.Seconds()) {
-					send(s.choose())
-				}
+	start := time.Now()
+	background.Every(ctx, step, func() {
+		for _, s := range sources(time.Since(start)) {
+			for range randomCount(s.rate * step.Seconds()) {
+				send(s.choose())
 			}
 		}
-	}
+	})
 }
 
 // A source is one kind of requests.

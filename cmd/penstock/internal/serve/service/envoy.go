@@ -25,6 +25,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/logthrottle"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
+	"github.com/penstock/penstock/internal/background"
 	"github.com/penstock/penstock/internal/bearer"
 )
 
@@ -270,14 +271,7 @@ func (e *envoy) reloaded(err error) {
 
 // reloadOn reloads the folder for each value of the channel, until ctx ends.
 func (e *envoy) reloadOn(ctx context.Context, reload <-chan os.Signal) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-reload:
-			e.watcher.Reload() // reloaded reports the result
-		}
-	}
+	background.ForEach(ctx, reload, func(os.Signal) { e.watcher.Reload() }) // reloaded reports the result
 }
 
 // fanOut returns two channels that both get each value of from, until ctx ends.
@@ -286,19 +280,14 @@ func (s *service) fanOut(ctx context.Context, from <-chan os.Signal) (a, b <-cha
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case signal := <-from:
-				for _, to := range both {
-					select {
-					case to <- signal:
-					default: // a reload is already pending
-					}
+		background.ForEach(ctx, from, func(signal os.Signal) {
+			for _, to := range both {
+				select {
+				case to <- signal:
+				default: // a reload is already pending
 				}
 			}
-		}
+		})
 	}()
 	s.onClose(func() { <-ended })
 	return both[0], both[1]
