@@ -71,52 +71,36 @@ func readForward(r *http.Request) (*http.Request, error) {
 	if err := rejectHeaders(r, forwardPath, originalMethod, originalURI, originalURL); err != nil {
 		return nil, err
 	}
-	method, err := singleValue(r, forwardedMethod)
+	values, err := singleValues(r, forwardedMethod, forwardedURI, forwardedHost)
 	if err != nil {
 		return nil, err
 	}
-	uri, err := singleValue(r, forwardedURI)
-	if err != nil {
-		return nil, err
-	}
-	host, err := singleValue(r, forwardedHost)
-	if err != nil {
-		return nil, err
-	}
-	return originalRequest(r, method, host, uri)
+	return originalRequest(r, values[0], values[2], values[1])
 }
 
 func readRequest(r *http.Request) (*http.Request, error) {
 	if err := rejectHeaders(r, requestPath, forwardedMethod, forwardedURI); err != nil {
 		return nil, err
 	}
-	method, err := singleValue(r, originalMethod)
-	if err != nil {
-		return nil, err
-	}
 	if r.Header[originalURL] == nil {
-		uri, err := singleValue(r, originalURI)
+		values, err := singleValues(r, originalMethod, originalURI, forwardedHost)
 		if err != nil {
 			return nil, err
 		}
-		host, err := singleValue(r, forwardedHost)
-		if err != nil {
-			return nil, err
-		}
-		return originalRequest(r, method, host, uri)
+		return originalRequest(r, values[0], values[2], values[1])
 	}
 	if r.Header[originalURI] != nil {
 		return nil, fmt.Errorf("%s and %s are both set; send one of them", originalURI, originalURL)
 	}
-	text, err := singleValue(r, originalURL)
+	values, err := singleValues(r, originalMethod, originalURL)
 	if err != nil {
 		return nil, err
 	}
-	host, uri, err := cutURL(text)
+	host, uri, err := cutURL(values[1])
 	if err != nil {
 		return nil, err
 	}
-	return originalRequest(r, method, host, uri)
+	return originalRequest(r, values[0], host, uri)
 }
 
 func readExt(r *http.Request) (*http.Request, error) {
@@ -138,16 +122,20 @@ func readExt(r *http.Request) (*http.Request, error) {
 	return withTarget(r, r.Method, r.Host, &u), nil
 }
 
-// singleValue returns the value of a header that must have exactly one.
-func singleValue(r *http.Request, name string) (string, error) {
-	switch values := r.Header[name]; {
-	case len(values) == 0 || len(values) == 1 && values[0] == "":
-		return "", fmt.Errorf("%s is missing; let the proxy set it", name)
-	case len(values) > 1:
-		return "", fmt.Errorf("%s is set %d times; let the proxy replace what clients send", name, len(values))
-	default:
-		return values[0], nil
+// singleValues returns the values of at most three headers, which must have exactly one each. An
+// array takes no memory of the heap.
+func singleValues(r *http.Request, names ...string) (all [3]string, err error) {
+	for i, name := range names {
+		values := r.Header[name]
+		if len(values) > 1 {
+			return all, fmt.Errorf("%s is set %d times; let the proxy replace what clients send", name, len(values))
+		}
+		if len(values) == 0 || values[0] == "" {
+			return all, fmt.Errorf("%s is missing; let the proxy set it", name)
+		}
+		all[i] = values[0]
 	}
+	return all, nil
 }
 
 // rejectHeaders fails if the request has one of these headers of another endpoint: the client may

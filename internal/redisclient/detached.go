@@ -62,20 +62,20 @@ const (
 var errAbandoned = fmt.Errorf("%d abandoned calls still wait for the server", maxAbandoned)
 
 func (d *Detached) EvalSha(ctx context.Context, digest string, keys, args []string) (string, error) {
-	return d.run(&runningCall{Context: ctx, method: evalSha, text: digest, keys: keys, args: args})
+	return d.run(ctx, func(ctx context.Context) (string, error) { return d.next.EvalSha(ctx, digest, keys, args) })
 }
 
 func (d *Detached) Eval(ctx context.Context, script string, keys, args []string) (string, error) {
-	return d.run(&runningCall{Context: ctx, method: eval, text: script, keys: keys, args: args})
+	return d.run(ctx, func(ctx context.Context) (string, error) { return d.next.Eval(ctx, script, keys, args) })
 }
 
 func (d *Detached) Load(ctx context.Context, key string, scripts []string) error {
-	_, err := d.run(&runningCall{Context: ctx, method: load, text: key, scripts: scripts})
+	_, err := d.run(ctx, func(ctx context.Context) (string, error) { return "", d.next.Load(ctx, key, scripts) })
 	return err
 }
 
 func (d *Detached) Ping(ctx context.Context) error {
-	_, err := d.run(&runningCall{Context: ctx, method: ping})
+	_, err := d.run(ctx, func(ctx context.Context) (string, error) { return "", d.next.Ping(ctx) })
 	return err
 }
 
@@ -101,8 +101,8 @@ func (d *Detached) Close() error {
 
 // run returns when the call has ended, when its caller's context ends, or when the client is
 // closed.
-func (d *Detached) run(r *runningCall) (string, error) {
-	if err := r.Context.Err(); err != nil {
+func (d *Detached) run(ctx context.Context, call func(context.Context) (string, error)) (string, error) {
+	if err := ctx.Err(); err != nil {
 		return "", TooLate(err)
 	}
 	if d.abandoned.Load() >= maxAbandoned {
@@ -112,9 +112,9 @@ func (d *Detached) run(r *runningCall) (string, error) {
 		return "", NotSent(ErrClosed)
 	}
 	w := d.worker()
-	r.done = w.canceled
+	r := &runningCall{Context: ctx, done: w.canceled, call: call}
 	w.calls <- r
-	if err := lazy.Await(r.Context, w.callEnded, d.calls.Context().Done()); err != nil && r.abandon(d, w) {
+	if err := lazy.Await(ctx, w.callEnded, d.calls.Context().Done()); err != nil && r.abandon(d, w) {
 		return "", err
 	}
 	d.addIdle(w)
@@ -204,25 +204,12 @@ type runningCall struct {
 	context.Context               // the caller's
 	done            chan struct{} // the worker's
 
-	method     method
-	text       string // the digest, the script, or the key
-	keys, args []string
-	scripts    []string
+	call func(context.Context) (string, error)
 
 	state atomic.Int32 // callRuns, callEnded or callAbandoned
 	reply string       // with err, the result once the call has ended
 	err   error
 }
-
-// A method is a method of a Client.
-type method int
-
-const (
-	evalSha method = iota
-	eval
-	load
-	ping
-)
 
 // The states of a runningCall.
 const (
@@ -241,16 +228,7 @@ func (r *runningCall) run(d *Detached) {
 			d.abandoned.Add(-1)
 		}
 	}()
-	switch r.method {
-	case evalSha:
-		r.reply, r.err = d.next.EvalSha(r, r.text, r.keys, r.args)
-	case eval:
-		r.reply, r.err = d.next.Eval(r, r.text, r.keys, r.args)
-	case load:
-		r.err = d.next.Load(r, r.text, r.scripts)
-	case ping:
-		r.err = d.next.Ping(r)
-	}
+	r.reply, r.err = r.call(r)
 }
 
 // abandon lets the call continue without its caller, and its worker ends after the call. If the

@@ -87,14 +87,8 @@ func (s *Service) Release(ctx context.Context, r *penstockv1.ReleaseRequest) (*p
 	for i := range held {
 		held[i].Mode = penstock.Refund
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), correctTimeout)
-	defer cancel()
-	d, err := s.store.Decide(ctx, held)
-	switch {
-	case err != nil:
-		return nil, notCorrected(asFailure(err))
-	case d.Source != penstock.FromStore:
-		return nil, notCorrected(&failure{code: codes.Unavailable})
+	if err := s.changeInStore(ctx, held); err != nil {
+		return nil, err
 	}
 	return &penstockv1.ReleaseResponse{}, nil
 }

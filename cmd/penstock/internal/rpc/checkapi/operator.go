@@ -24,14 +24,8 @@ func (s *Service) Reset(ctx context.Context, r *penstockv1.CheckRequest) (*penst
 	for i := range evaluation.Charges {
 		evaluation.Charges[i].Mode, evaluation.Charges[i].Patience = penstock.Reset, 0
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), correctTimeout)
-	defer cancel()
-	d, err := s.store.Decide(ctx, evaluation.Charges)
-	switch {
-	case err != nil:
-		return nil, notCorrected(asFailure(err))
-	case d.Source != penstock.FromStore:
-		return nil, notCorrected(&failure{code: codes.Unavailable})
+	if err := s.changeInStore(ctx, evaluation.Charges); err != nil {
+		return nil, err
 	}
 	return &penstockv1.ResetResponse{}, nil
 }

@@ -168,22 +168,40 @@ func (s *Service) onlyOnce(t *idContent, key string) (penstock.Charge, error) {
 	return penstock.Charge{Key: key, Plan: plan, Cost: 1}, err
 }
 
-// correctTimeout bounds the time of a correction. A correction continues when its caller cancels.
+// correctTimeout bounds the time of a correction.
 const correctTimeout = 2 * time.Second
 
 // correct sends a batch that can be made only once. isDone is false if the batch was made before.
 func (s *Service) correct(ctx context.Context, batch []penstock.Charge) (isDone bool, err error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), correctTimeout)
-	defer cancel()
-	d, err := s.store.Decide(ctx, batch)
+	d, err := s.decideToTheEnd(ctx, batch)
 	if err != nil {
-		return false, notCorrected(asFailure(err))
+		return false, err
 	}
 	switch d.Source {
 	case penstock.FromStore, penstock.FromDenyCache, penstock.FromLease:
 		return d.Allowed, nil
 	}
 	return false, notCorrected(&failure{code: codes.Unavailable})
+}
+
+// changeInStore sends Refunds or Resets. Unless the store itself makes them, it fails.
+func (s *Service) changeInStore(ctx context.Context, charges []penstock.Charge) error {
+	d, err := s.decideToTheEnd(ctx, charges)
+	if err == nil && d.Source != penstock.FromStore {
+		err = notCorrected(&failure{code: codes.Unavailable})
+	}
+	return err
+}
+
+// decideToTheEnd sends a correction, which continues when its caller cancels.
+func (s *Service) decideToTheEnd(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), correctTimeout)
+	defer cancel()
+	d, err := s.store.Decide(ctx, charges)
+	if err != nil {
+		err = notCorrected(asFailure(err))
+	}
+	return d, err
 }
 
 // notCorrected returns the failure of a call without an answer of the store. The call may be
