@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/guard/internal/deadline"
 	"github.com/penstock/penstock/memstore"
 )
 
@@ -322,4 +323,28 @@ func TestSmallestOptionsAreUsed(t *testing.T) {
 			t.Errorf("the options are %v and %v; want a nanosecond for both", c.options.Every, c.options.KeepFor)
 		}
 	})
+}
+
+// The deadline of a decision begins outside the leases and all other guards that wait, with and
+// without the cache of denials.
+func TestDeadlineBeginsOutsideTheLeases(t *testing.T) {
+	for _, ttl := range []time.Duration{0, -1} {
+		synctest.Test(t, func(t *testing.T) {
+			g := &Guarded{}
+			below := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+				if at, ok := ctx.Deadline(); deadline.From(ctx) == nil || !ok || time.Until(at) != defaultAfter {
+					t.Errorf("with DenyCacheTTL %v, the deadline of mode %v is in %v, %t; want %v", ttl, charges[0].Mode, time.Until(at), ok, defaultAfter)
+				}
+				return penstock.Decision{Allowed: true}, nil
+			})
+			store := g.withDenyCache(denyOptions{MaxAge: ttl}, &deadline.Set{After: defaultAfter})(below)
+			plan := penstock.PerHour(1).MustCompile()
+			time.Sleep(time.Second)
+			for _, mode := range []penstock.Mode{penstock.Spend, penstock.Refund} { // for a Refund, the cache does not read the clock
+				if _, err := store.Decide(t.Context(), []penstock.Charge{{Key: "a", Plan: plan, Cost: 1, Mode: mode}}); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
 }
