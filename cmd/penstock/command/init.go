@@ -22,8 +22,8 @@ func newInit() *cobra.Command {
 		Use:   "init [flags] [FILE]",
 		Short: "Write a first policy",
 		Long: "init writes a policy with comments and one rule for all requests. With --from-openapi it reads an API description and\n" +
-			"writes two rules for each group of paths: one for its reads, and one for its writes. Each path that takes passwords has a\n" +
-			"rule of its own: a path that ends in a word such as login, for POST, and a path with a query parameter password.\n" +
+			"writes two rules for each group of paths: one for its reads, and one for its writes. A path that ends in a word such as\n" +
+			"login takes passwords, and has a rule of its own.\n" +
 			"validate --strict accepts the policy, and serve runs it.\n\n" +
 			"init replaces an existing file only with --force. FILE is policy.yaml by default; - is standard output.",
 		Example: "  penstock init\n  penstock init --per 'header X-API-Key' --rate 1000/h policy.yaml\n  penstock init --from-openapi openapi.yaml -",
