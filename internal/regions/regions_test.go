@@ -2,7 +2,6 @@ package regions
 
 import (
 	"context"
-	crand "crypto/rand"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -16,9 +15,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/internal/testing/effort"
-	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/memstore"
-	"github.com/penstock/penstock/redisstore"
 )
 
 func plan(t testing.TB, rate string, a *algorithm.Algorithm) *penstock.Plan {
@@ -393,36 +390,5 @@ func TestOtherLimitsStayAsTheyAre(t *testing.T) {
 	}
 	if a, err := eu.Site().Answer(t.Context(), Ask{From: "us"}); err != nil || len(a.Totals) != 0 || !a.IsFull {
 		t.Errorf("the answer is %+v, %v; want no totals", a, err)
-	}
-}
-
-// Two regions on real servers exchange their totals. One server with two prefixes is enough.
-func TestRegionsOnRedis(t *testing.T) {
-	server := redistest.Shared(t)
-	all := make(map[string]*Exchange)
-	for self, peer := range map[string]string{"eu": "us", "us": "eu"} {
-		store, err := redisstore.Open(server.URL(), redisstore.Options{Prefix: "regions-" + strings.ToLower(crand.Text()[:8]) + self})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { store.Close() })
-		if all[self], err = New(Options{Self: self, Peers: []string{peer}, Store: store}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for i, a := range []*algorithm.Algorithm{penstock.TokenBucket, penstock.CalendarWindow(algorithm.Month, time.UTC), penstock.SubWindow(7)} {
-		p := plan(t, "100/30day", algorithm.Across(a))
-		key := fmt.Sprint("k", i)
-		spend(t, all["eu"], p, key, 30)
-		spend(t, all["us"], p, key, 20)
-		talk(t, all["eu"], all["us"])
-		talk(t, all["eu"], all["us"])
-		if n := spend(t, all["us"], p, key, 1000); n != 50 {
-			t.Errorf("%s: 30 units are used there and 20 here, and %d more are granted; want 50", a.Title(), n)
-		}
-		talk(t, all["us"], all["eu"])
-		if n := spend(t, all["eu"], p, key, 1000); n != 0 {
-			t.Errorf("%s: %d units are granted beyond the limit", a.Title(), n)
-		}
 	}
 }

@@ -46,7 +46,7 @@ var grpcServices = []func(*service, grpc.ServiceRegistrar) error{
 const (
 	// maxStreams is how many calls of one connection may be in flight. A call without a message takes
 	// 12 KB. If more calls are in flight, Envoy opens another connection, and clients of grpc-go wait.
-	maxStreams = 128
+	maxStreams = 100
 
 	// maxConnectionAge is the age at which a connection ends. Clients then reconnect, and so reach new
 	// instances too. Calls in flight may continue for maxConnectionAgeGrace.
