@@ -226,7 +226,7 @@ func TestUnreadRefusalsOfGRPCCallsTakeLittleMemory(t *testing.T) {
 // Calls without a message take memory from the budget. The next call is refused, also by another
 // connection, until some have ended.
 func TestGRPCCallsTakeBoundedMemory(t *testing.T) {
-	const calls = 100
+	const calls = maxStreams / 2
 	const large = 8 << 10 // bytes of a header
 	// Each call has three headers. Their text counts twice.
 	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0"}, withEcho(capitalize), withMemory(calls*(memoryOfGRPCCall+3*memoryOfField+2*large+150)))
