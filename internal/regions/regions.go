@@ -171,7 +171,7 @@ func (e *Exchange) Ask(region string) Ask {
 // Merge merges the answer of a region, which was asked for at a time.
 func (e *Exchange) Merge(ctx context.Context, region string, asked time.Time, answer Answer) error {
 	now := e.o.Now()
-	inContact := e.inContact(region, now)
+	inContact, regions := e.inContact(region, now), e.regionsInContact(now)
 	e.mu.Lock()
 	p := e.peers[region]
 	silent := now.Sub(later(p.countedAt, e.lastContact(region).Add(e.o.Silence)))
@@ -179,7 +179,7 @@ func (e *Exchange) Merge(ctx context.Context, region string, asked time.Time, an
 	known := 2 * e.o.Silence
 	charges := make([]penstock.Charge, len(answer.Totals))
 	for i, t := range answer.Totals {
-		share, err := e.share(t.Plan, now)
+		share, err := e.shareOf(shareID{t.Plan, regions})
 		if err != nil {
 			return err
 		}

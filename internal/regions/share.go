@@ -28,15 +28,15 @@ func (e *Exchange) Check(plan *penstock.Plan) error {
 	return nil
 }
 
-// share returns the share that this region enforces now: that of all regions in contact.
-func (e *Exchange) share(plan *penstock.Plan, now time.Time) (*penstock.Plan, error) {
-	share := shareID{plan: plan}
+// regionsInContact returns the regions whose share this region enforces now: itself, and those in
+// contact. It has a bit for each.
+func (e *Exchange) regionsInContact(now time.Time) (regions uint64) {
 	for i, name := range e.names {
 		if name == e.o.Self || e.inContact(name, now) {
-			share.regions |= 1 << i
+			regions |= 1 << i
 		}
 	}
-	return e.shareOf(share)
+	return regions
 }
 
 // shareOf returns the share of some regions. The shares of all regions add up to the limit.
@@ -122,25 +122,27 @@ func (e *Exchange) Store() penstock.Store {
 // withShares returns the batch with shares in the place of limits across regions, and without its
 // shadows. If it has no such limits, withShares returns the batch itself.
 func (e *Exchange) withShares(b *batches.Batch, now time.Time) (*batches.Batch, error) {
-	own := b
+	own, inContact := b, uint64(0)
 	for i := range b.Charges {
 		plan := b.Charges[i].Plan
-		if !isAcross(plan) {
+		if !IsAcross(plan) {
 			continue
 		}
-		share, err := e.share(plan, now)
+		if own == b {
+			own, inContact = &batches.Batch{Charges: slices.Clone(b.Charges)}, e.regionsInContact(now)
+		}
+		share, err := e.shareOf(shareID{plan, inContact})
 		if err != nil {
 			return nil, err
-		}
-		if own == b {
-			own = &batches.Batch{Charges: slices.Clone(b.Charges)}
 		}
 		own.Charges[i].Plan = share
 	}
 	return own, nil
 }
 
-func isAcross(plan *penstock.Plan) bool {
+// IsAcross reports whether the algorithm of a limit is one of algorithm.Across. Others cannot have
+// such a name.
+func IsAcross(plan *penstock.Plan) bool {
 	return plan != nil && strings.HasSuffix(plan.Algorithm().Name(), "_across")
 }
 
@@ -148,7 +150,7 @@ func isAcross(plan *penstock.Plan) bool {
 func (e *Exchange) noteGrants(b *batches.Batch) {
 	for i := range b.Charges {
 		c := &b.Charges[i]
-		if !isAcross(c.Plan) || c.Mode == penstock.Peek || c.Mode > penstock.Force {
+		if !IsAcross(c.Plan) || c.Mode == penstock.Peek || c.Mode > penstock.Force {
 			continue
 		}
 		units := c.Cost

@@ -97,6 +97,23 @@ func (a *admin) send(ctx context.Context, path string, body []byte, answer any) 
 	return nil
 }
 
+// refusal returns the error for an answer of an instance with a status other than 200. token is the
+// variable that has the token.
+func refusal(address string, status int, detail, token string) error {
+	code := exitUsage
+	switch status {
+	case http.StatusUnauthorized:
+		code, detail = exitInvalid, fmt.Sprintf("%s (set %s or %s_FILE)", detail, token, token)
+	case http.StatusForbidden:
+		code = exitInvalid
+	case http.StatusInternalServerError: // such as an audit file on a full disk
+		code = exitInternal
+	case http.StatusServiceUnavailable:
+		code = exitUnreachable
+	}
+	return withStatus(code, fmt.Errorf("%s returned status %d: %s", address, status, detail))
+}
+
 // errRefused returns the error for an answer with a status other than 200. text is its body.
 func (a *admin) errRefused(status int, text []byte) error {
 	if status == http.StatusUnauthorized && a.isTokenTooShort {
@@ -106,18 +123,7 @@ func (a *admin) errRefused(status int, text []byte) error {
 	if err := json.Unmarshal(text, &problem); err != nil {
 		problem.Detail = ""
 	}
-	code, hint := exitUsage, ""
-	switch status {
-	case http.StatusUnauthorized:
-		code, hint = exitInvalid, " (set PENSTOCK_OPERATOR_TOKEN or PENSTOCK_OPERATOR_TOKEN_FILE)"
-	case http.StatusForbidden:
-		code = exitInvalid
-	case http.StatusInternalServerError: // such as an audit file on a full disk
-		code = exitInternal
-	case http.StatusServiceUnavailable:
-		code = exitUnreachable
-	}
-	return withStatus(code, fmt.Errorf("%s returned status %d: %s%s", a.address, status, cmp.Or(shortened(problem.Detail), notTheAPI), hint))
+	return refusal(a.address, status, cmp.Or(shortened(problem.Detail), notTheAPI), "PENSTOCK_OPERATOR_TOKEN")
 }
 
 // errNoToken returns the error for a reset without a token. It reads a key, which needs the token

@@ -196,16 +196,7 @@ func (d *checkCommand) ask(ctx context.Context, request map[string]any) (*checkD
 	if err := json.Unmarshal(text, &problem); err != nil || problem.Code == "" {
 		return nil, withStatus(exitUsage, fmt.Errorf("%s returned status %d: the answer is not that of the check API; check that --api is the api address of an instance", d.api.Address, status))
 	}
-	code, hint := exitUsage, ""
-	switch status {
-	case http.StatusForbidden:
-		code = exitInvalid
-	case http.StatusUnauthorized:
-		code, hint = exitInvalid, " (set PENSTOCK_CALLER_TOKEN or PENSTOCK_CALLER_TOKEN_FILE)"
-	case http.StatusServiceUnavailable:
-		code = exitUnreachable
-	}
-	return nil, withStatus(code, fmt.Errorf("%s returned status %d: %s%s", d.api.Address, status, shortened(problem.Detail), hint))
+	return nil, refusal(d.api.Address, status, shortened(problem.Detail), "PENSTOCK_CALLER_TOKEN")
 }
 
 func (d *checkDecision) print(out io.Writer) {

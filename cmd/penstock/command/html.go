@@ -105,7 +105,11 @@ func mostOf(l *suggest.Limit) float64 {
 	if l.Burst == 0 {
 		return float64(limit.Count)
 	}
-	return float64(limit.Count)*time.Minute.Seconds()/limit.Period.Seconds() + float64(l.Burst)
+	return perMinute(limit) + float64(l.Burst)
+}
+
+func perMinute(l penstock.Limit) float64 {
+	return float64(l.Count) * time.Minute.Seconds() / l.Period.Seconds()
 }
 
 // needsSection shows which limits would have been high enough.
@@ -126,7 +130,7 @@ func (s *suggestCommand) needsSection(r *suggest.Report) htmlreport.Section {
 	}
 	for i, p := range r.Frontier {
 		limit, _ := penstock.ParseRate(p.Rate)
-		chart.X = append(chart.X, float64(limit.Count)*time.Minute.Seconds()/limit.Period.Seconds())
+		chart.X = append(chart.X, perMinute(limit))
 		frontier.Rows = append(frontier.Rows, htmlreport.Row(p.Rate, p.Bursts["0"], p.Bursts["0.001"], p.Bursts["0.01"], p.Bursts["0.05"], r.All[i].Bursts["0"]))
 	}
 	return frontier

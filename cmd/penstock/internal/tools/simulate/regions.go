@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/internal/batches"
 	"github.com/penstock/penstock/internal/regions"
 	"github.com/penstock/penstock/memstore"
@@ -81,7 +80,7 @@ func (r *run) makeRegions() error {
 	r.now = warmUp
 	for i, g := range r.regions {
 		instance := g.options.Store
-		if isAcross(r.options.Limit) {
+		if regions.IsAcross(r.options.Limit) {
 			var err error
 			if g.exchange, err = regions.New(g.options); err != nil {
 				return err
@@ -111,10 +110,6 @@ func (r *run) clockOf(i int) func() time.Time {
 		ahead = r.options.Regions.ahead[i]
 	}
 	return func() time.Time { return r.start.Add(r.now + ahead) }
-}
-
-func isAcross(plan *penstock.Plan) bool {
-	return algorithm.Across(plan.Algorithm()) == plan.Algorithm()
 }
 
 // send lets something happen at a time, unless all requests are answered before.
@@ -181,7 +176,7 @@ func (r *run) addBound() {
 		r.result.ByRegion = append(r.result.ByRegion, g.allowed)
 	}
 	for counter := range r.admitted {
-		if !isAcross(plan) {
+		if !regions.IsAcross(plan) {
 			r.result.Bound = int64(len(r.regions)) * within(plan, period)
 			continue
 		}
@@ -196,7 +191,7 @@ func (r *run) addBound() {
 		r.result.Bound = max(r.result.Bound, within(plan, period)+unknown-least)
 	}
 	lost := int64(len(r.options.Regions.wiped))
-	if len(r.regions) > 0 && isAcross(plan) {
+	if len(r.regions) > 0 && regions.IsAcross(plan) {
 		r.result.Bound += lost * within(plan, r.regions[0].lag)
 	}
 }

@@ -192,11 +192,10 @@ func run(ctx context.Context, store *redisstore.Store, callers int, length time.
 	start := time.Now()
 	var sent atomic.Int64
 	all := newHistogram()
-	var mu sync.Mutex
+	var mu sync.Mutex // guards all
 	var working sync.WaitGroup
 	for range callers {
 		working.Go(func() {
-			h := newHistogram()
 			for ctx.Err() == nil {
 				n := sent.Add(1) - 1
 				due := start.Add(time.Duration(float64(n) / maxRate * float64(time.Second)))
@@ -209,11 +208,11 @@ func run(ctx context.Context, store *redisstore.Store, callers int, length time.
 					cancel(err)
 					break
 				}
-				_ = h.RecordValue(time.Since(begin).Nanoseconds())
+				took := time.Since(begin)
+				mu.Lock()
+				_ = all.RecordValue(took.Nanoseconds())
+				mu.Unlock()
 			}
-			mu.Lock()
-			defer mu.Unlock()
-			all.Merge(h)
 		})
 	}
 	working.Wait()
