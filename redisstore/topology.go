@@ -90,7 +90,11 @@ func (t *topology) requestRefresh(s *Store) {
 // startRefresh fetches the layout in the background, unless a refresh is in progress or the next
 // one is not due yet.
 func (t *topology) startRefresh(s *Store) {
-	if int64(time.Since(t.madeAt)) < t.nextRefresh.Load() || !t.isRefreshing.CompareAndSwap(false, true) {
+	if !t.isRefreshDue() || !t.isRefreshing.CompareAndSwap(false, true) {
+		return
+	}
+	if !t.isRefreshDue() { // another refresh began and ended between the two conditions above
+		t.isRefreshing.Store(false)
 		return
 	}
 	s.work.Start(func(ctx context.Context) { // starts nothing if the store was closed
@@ -98,6 +102,10 @@ func (t *topology) startRefresh(s *Store) {
 		t.nextRefresh.Store(int64(time.Since(t.madeAt) + pause))
 		t.isRefreshing.Store(false)
 	})
+}
+
+func (t *topology) isRefreshDue() bool {
+	return int64(time.Since(t.madeAt)) >= t.nextRefresh.Load()
 }
 
 // fetchLayout sends the query to random slots, because some servers may be dead. It returns the

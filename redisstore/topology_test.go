@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -138,6 +140,37 @@ func TestQueriesOfTheLayoutAreBounded(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Callers at the same moment start one refresh, also if it ends while they ask for it.
+func TestCallersAtOnceStartOneRefresh(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(16)) // more threads than cores: they stop anywhere
+	synctest.Test(t, func(t *testing.T) {
+		client := &layoutClient{answer: func(context.Context) error { return redisstore.ReplyError("CLUSTERDOWN") }}
+		store := newStore(t, client, redisstore.Options{})
+		defer store.Close()
+		charges := []penstock.Charge{{Key: "k", Plan: penstock.PerHour(10).MustCompile(), Cost: 1}}
+		_, _ = store.Decide(t.Context(), charges) // learns that there are several servers
+		synctest.Wait()
+		time.Sleep(time.Second / 2)
+		client.queries.Store(0)
+		const moments = 9_000 // half a second apart, as refreshes may be
+		for range moments {
+			var callers sync.WaitGroup
+			for range 4 {
+				callers.Go(func() {
+					for range 40 {
+						store.Node(charges)
+					}
+				})
+			}
+			callers.Wait()
+			time.Sleep(time.Second / 2)
+		}
+		if queries := client.queries.Load(); queries != moments {
+			t.Errorf("%d queries of the layout at %d moments; want one at each", queries, moments)
+		}
+	})
 }
 
 // Close waits for the goroutine that queries the layout, and none is started afterwards.
