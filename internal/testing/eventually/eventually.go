@@ -7,16 +7,22 @@ import (
 )
 
 const (
-	timeout = time.Minute // so long that only a test that hangs reaches it, also on a busy machine
-	pause   = time.Millisecond
+	timeout  = time.Minute // so long that only a test that hangs reaches it, also on a busy machine
+	minPause = time.Millisecond
+	maxPause = 50 * time.Millisecond
 )
+
+// pause waits before the next attempt, for a twentieth of the time since start.
+func pause(start time.Time) {
+	time.Sleep(min(max(time.Since(start)/20, minPause), maxPause))
+}
 
 // True waits until the condition is true, and ends the test if that takes longer than a minute. The
 // text event describes it, such as "the server accepts connections".
 func True(t testing.TB, event string, condition func() bool) {
 	t.Helper()
-	for end := time.Now().Add(timeout); !condition(); time.Sleep(pause) {
-		if time.Now().After(end) {
+	for start := time.Now(); !condition(); pause(start) {
+		if time.Since(start) > timeout {
 			t.Fatalf("the test waited %v, without success, for: %s", timeout, event)
 		}
 	}
@@ -26,11 +32,11 @@ func True(t testing.TB, event string, condition func() bool) {
 // the test with the last error of check.
 func NoError(t testing.TB, check func() error) {
 	t.Helper()
-	end := time.Now().Add(timeout)
+	start := time.Now()
 	for err := check(); err != nil; err = check() {
-		if time.Now().After(end) {
+		if time.Since(start) > timeout {
 			t.Fatalf("after %v, there is still this error: %v", timeout, err)
 		}
-		time.Sleep(pause)
+		pause(start)
 	}
 }

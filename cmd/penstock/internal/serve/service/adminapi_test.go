@@ -55,10 +55,11 @@ func readAdmin[T any](r *testService, path, token string) (body T) {
 }
 
 func TestEachInstanceShowsTheOffendersOfAnother(t *testing.T) {
+	t.Parallel() // it waits most of the time
 	redis := redistest.Start(t)
 	const token = "a-token-of-operators"
 	flags := limitedBy(t, twoPerDay, map[string]string{"store": redis.URL(), "operator-token": token})
-	a := start(t, hello, flags)
+	a := startBeside(t, hello, flags)
 	b := startBeside(t, hello, flags)
 	for range 5 {
 		a.mustSend("GET", "/", "X-Key: customer-4711")

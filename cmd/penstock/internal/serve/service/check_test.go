@@ -195,6 +195,7 @@ func TestInstancesShareReservations(t *testing.T) {
 // The check API responds as docs/failure-modes.md describes while Redis is killed or paused, and
 // after Redis is up again.
 func TestCheckAPIFallsBackWithoutRedis(t *testing.T) {
+	t.Parallel() // it waits most of the time
 	const policy = `
 rules:
 - {name: open, match: {path: /open}, per: {user: header X-User}, limits: [{name: hour, rate: 100/h, on_failure: open}]}
@@ -207,7 +208,7 @@ rules:
 			flags := limitedBy(t, policy, map[string]string{
 				"api": "127.0.0.1:0", "caller-token": testCallerToken, "operator-token": testOperatorToken, "store": server.URL(), "store-timeout": "250ms",
 			})
-			r := start(t, nil, flags)
+			r := startBeside(t, nil, flags)
 			reserved := callCheckAPI(t, r, testCallerToken, "/v1/reserve", `{"check":{"rule":"closed","key":"user:1","cost":9}}`)
 			id, _ := reserved.fields["id"].(string)
 			if id == "" {

@@ -488,7 +488,8 @@ func TestConnectedGRPCClientsAreCounted(t *testing.T) {
 // Connections that do not use gRPC end after the header timeout, or the idle timeout. Other clients
 // are served meanwhile.
 func TestHostileGRPCConnectionsAreClosed(t *testing.T) {
-	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "header-timeout": "1s", "idle-timeout": "2s", "max-connections": "100"}, withEcho(capitalize))
+	t.Parallel() // it waits most of the time
+	r := startBeside(t, nil, map[string]string{"grpc": "127.0.0.1:0", "header-timeout": "1s", "idle-timeout": "2s", "max-connections": "100"}, withEcho(capitalize))
 	const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 	// A frame begins with its length (3 bytes), type (1), flags (1) and stream (4).
 	settingsFrame := "\x00\x00\x00\x04\x00\x00\x00\x00\x00"
@@ -529,9 +530,10 @@ func TestHostileGRPCConnectionsAreClosed(t *testing.T) {
 // A call whose message does not come ends after header_timeout. A call whose message has come may
 // last longer.
 func TestGRPCCallsWithoutAMessageEnd(t *testing.T) {
+	t.Parallel() // it waits most of the time
 	const calls = 300 // more than one connection may have at grpc-go, so some wait
 	ended := make(chan struct{})
-	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "header-timeout": "1s"}, withEcho(func(ctx context.Context, text string) (string, error) {
+	r := startBeside(t, nil, map[string]string{"grpc": "127.0.0.1:0", "header-timeout": "1s"}, withEcho(func(ctx context.Context, text string) (string, error) {
 		select {
 		case <-ended: // after the calls without a message
 			return text, nil
@@ -568,7 +570,8 @@ func TestGRPCCallsWithoutAMessageEnd(t *testing.T) {
 // ends after header_timeout. So does a reflection call without a further message. An open Watch
 // continues.
 func TestHealthChecksAndReflectionWithoutAMessageEnd(t *testing.T) {
-	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "header-timeout": "1s"}, withEcho(capitalize))
+	t.Parallel() // it waits most of the time
+	r := startBeside(t, nil, map[string]string{"grpc": "127.0.0.1:0", "header-timeout": "1s"}, withEcho(capitalize))
 	conn := r.grpcClient(nil)
 	watch, err := healthpb.NewHealthClient(conn).Watch(callContext(t), new(healthpb.HealthCheckRequest))
 	if err == nil {

@@ -24,6 +24,7 @@ const chargedTwice = "rate_limiter_charged_twice_total"
 // one counts and logs that, and its summary has it for doctor. Requests that no enforced limit
 // counts are charged nowhere, so they have no marker and do not grow the count.
 func TestSecondInstanceInARowWarns(t *testing.T) {
+	t.Parallel() // it waits most of the time
 	redis := redistest.Start(t)
 	const policy = "allow: {header X-Team: ours}\n" +
 		"rules:\n  - {name: api, match: {path: /}, per: ip, limits: [{rate: 100000/d}]}\n" +
@@ -35,7 +36,7 @@ func TestSecondInstanceInARowWarns(t *testing.T) {
 		upstreamMarker.Store(&marker)
 	})
 	flags := map[string]string{"store": redis.URL()}
-	second := startLimited(t, upstream, policy, flags)
+	second := startBeside(t, upstream, limitedBy(t, policy, flags))
 	var firstMarker atomic.Pointer[[]string] // of the latest request that the first instance has forwarded
 	toSecond := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: second.Listen})
 	between := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -105,8 +106,9 @@ func TestSecondInstanceInARowWarns(t *testing.T) {
 
 // Instances with different policies do not warn: they charge different limits.
 func TestInstanceInARowWithAnotherPolicyIsSilent(t *testing.T) {
+	t.Parallel() // it waits most of the time
 	redis := redistest.Start(t)
-	second := startLimited(t, hello, "rules:\n  - {name: service, per: ip, limits: [{rate: 100000/d}]}\n", map[string]string{"store": redis.URL()})
+	second := startBeside(t, hello, limitedBy(t, "rules:\n  - {name: service, per: ip, limits: [{rate: 100000/d}]}\n", map[string]string{"store": redis.URL()}))
 	forward := limitedBy(t, "rules:\n  - {name: gateway, per: ip, limits: [{rate: 100000/d}]}\n", map[string]string{"store": redis.URL(), "upstream": "http://" + second.Listen})
 	first := startBeside(t, nil, forward)
 	eventually.True(t, "the second instance to see the first", func() bool {

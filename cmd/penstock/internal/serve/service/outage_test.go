@@ -10,6 +10,7 @@ import (
 )
 
 func TestServiceRunsWithoutItsStore(t *testing.T) {
+	t.Parallel() // it waits most of the time
 	const policy = `
 rules:
   - {name: open, match: {path: /open}, per: {key: header X-API-Key}, limits: [{rate: 1/d, on_failure: open}]}
@@ -23,7 +24,7 @@ rules:
 	const rounds = 3 // how often each path is tried in an outage
 	redis := redistest.Start(t)
 	redis.Kill()
-	r := startLimited(t, hello, policy, map[string]string{"store": redis.URL(), "store-timeout": "200ms"})
+	r := startBeside(t, hello, limitedBy(t, policy, map[string]string{"store": redis.URL(), "store-timeout": "200ms"}))
 	caller := 0
 	// sendTwice returns the statuses of two requests of a new client.
 	sendTwice := func(path string) string {

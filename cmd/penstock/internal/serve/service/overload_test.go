@@ -80,7 +80,7 @@ func (r *testService) awaitNoMemory() {
 // allows. The others get 503 without a body. Then other clients get 503 at once, and probes are
 // answered.
 func TestClosedWindowsTakeBoundedMemory(t *testing.T) {
-	const connections, streams, counted = 16, 100, 400
+	const connections, streams, counted = 8, 100, 400
 	const policy = "deny: [{header X-Denied: \"yes\"}]\nrules: [{name: none, match: {path: /none}, per: global, limits: [{rate: 1/s}]}]\n"
 	for _, c := range []struct {
 		name, status  string

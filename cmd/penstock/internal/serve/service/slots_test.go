@@ -12,6 +12,7 @@ import (
 // Requests begin and end while Redis rejects their calls or gives no answer. Soon after it answers
 // again, no slot of in_flight is used. By themselves, these slots would become free in a day.
 func TestSlotsAreFreeAfterAnOutage(t *testing.T) {
+	t.Parallel() // it waits most of the time
 	const policy = `
 rules:
   - {name: pool, match: {path: /**}, per: global, limits: [{in_flight: 100, ttl: 24h}]}
@@ -42,7 +43,7 @@ rules:
 					<-canEnd
 				}
 			})
-			r := startLimited(t, upstream, policy, map[string]string{"store": redis.URL(), "store-timeout": "200ms"})
+			r := startBeside(t, upstream, limitedBy(t, policy, map[string]string{"store": redis.URL(), "store-timeout": "200ms"}))
 			var sent sync.WaitGroup
 			sendAll := func(path string) {
 				for range requests {

@@ -15,11 +15,12 @@ import (
 // The timeline has the start, a reload with its changes, a bad file and a reset. Another instance
 // shows them too.
 func TestTimelineSaysWhatHappened(t *testing.T) {
+	t.Parallel() // it waits most of the time
 	redis := redistest.Start(t)
 	const token = "a-token-of-operators"
 	flags := limitedBy(t, twoPerDay, map[string]string{"store": redis.URL(), "operator-token": token})
 	reload := make(chan os.Signal)
-	r := start(t, hello, flags, reloadOn(reload))
+	r := startBeside(t, hello, flags, reloadOn(reload))
 	other := startBeside(t, hello, limitedBy(t, twoPerDay, map[string]string{"store": redis.URL(), "operator-token": token}))
 	replaceFile(t, flags["config"], strings.Replace(twoPerDay, "2/d", "3/d", 1))
 	reloadAndWait(reload)
