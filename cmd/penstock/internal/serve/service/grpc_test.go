@@ -530,7 +530,7 @@ func TestHostileGRPCConnectionsAreClosed(t *testing.T) {
 // A call whose message does not come ends after header_timeout. A call whose message has come may
 // last longer.
 func TestGRPCCallsWithoutAMessageEnd(t *testing.T) {
-	t.Parallel() // it waits most of the time
+	t.Parallel()      // it waits most of the time
 	const calls = 300 // more than one connection may have at grpc-go, so some wait
 	ended := make(chan struct{})
 	r := startBeside(t, nil, map[string]string{"grpc": "127.0.0.1:0", "header-timeout": "1s"}, withEcho(func(ctx context.Context, text string) (string, error) {
