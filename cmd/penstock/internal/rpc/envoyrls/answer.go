@@ -21,19 +21,19 @@ func isOver(charges []penstock.Charge, d *penstock.Decision) bool {
 	return false
 }
 
-// setResult sets the result of an item from the decision of its batch. Without a decision, the
+// setResult sets the result of a limit from the decision of its batch. Without a decision, the
 // request passes.
-func (c *call) setResult(it *item, d *penstock.Decision, hasDecision bool) {
+func (c *call) setResult(it *appliedLimit, d *penstock.Decision, hasDecision bool) {
 	if !hasDecision || d.Source == penstock.FromOpen || d.Len() <= it.chargeIndex {
-		it.origin = failedOpen
+		it.decidedBy = failedOpen
 		return
 	}
 	if d.Source == penstock.FromClosed {
-		it.origin = failedClosed
+		it.decidedBy = failedClosed
 		return
 	}
 	s := d.Status(it.chargeIndex)
-	it.origin = decided
+	it.decidedBy = decided
 	if it.kind == spend {
 		it.remaining = s.Remaining
 	} else {
@@ -54,7 +54,7 @@ func (c *call) setResult(it *item, d *penstock.Decision, hasDecision bool) {
 // resetSeconds returns a time in seconds. If the limit is exceeded, the result is the time until
 // the limit has room again. If not, the result is the time until nothing of the limit is used. The
 // result is at least 1, because Envoy shows whole seconds.
-func (c *call) resetSeconds(it *item, s penstock.Status) int64 {
+func (c *call) resetSeconds(it *appliedLimit, s penstock.Status) int64 {
 	after := s.ResetAfter
 	if it.isOver && s.RetryAfter > 0 && s.RetryAfter != penstock.Never {
 		after = s.RetryAfter
@@ -74,8 +74,8 @@ func (c *call) writeResponse(to *Response) {
 	isQuotaSpent := c.isQuotaSpent()
 	denied := -1 // the last descriptor that a limit without quota_mode denies
 	c.resetsInSeconds = append(c.resetsInSeconds[:0], make([]int64, len(to.Statuses))...)
-	for i := range c.items {
-		it := &c.items[i]
+	for i := range c.limits {
+		it := &c.limits[i]
 		switch it.kind {
 		case none:
 			continue
@@ -87,7 +87,7 @@ func (c *call) writeResponse(to *Response) {
 			continue
 		}
 		status := Status{Limit: &it.limit.current}
-		switch it.origin {
+		switch it.decidedBy {
 		case failedOpen:
 			it.remaining, it.reset = int64(it.limit.current.RequestsPerUnit), c.resetSeconds(it, penstock.Status{})
 		case failedClosed:
@@ -122,7 +122,7 @@ func (s *Status) isStricter(than *Status) bool {
 }
 
 // denies reports whether the limit is exceeded and enforced.
-func (it *item) denies() bool { return it.isOver && !it.isShadow }
+func (it *appliedLimit) denies() bool { return it.isOver && !it.isShadow }
 
 // isQuotaSpent reports whether all limits with quota_mode are over. If some are not, none of these
 // limits denies the request. With Options.QuotaMode, a descriptor without a limit has room too.
@@ -130,8 +130,8 @@ func (c *call) isQuotaSpent() bool {
 	if !c.isQuota {
 		return false
 	}
-	for i := range c.items {
-		it := &c.items[i]
+	for i := range c.limits {
+		it := &c.limits[i]
 		isFree := it.kind == none && c.engine.options.QuotaMode
 		if isFree || it.kind > refuse && it.isQuota && !it.denies() {
 			return false

@@ -16,14 +16,14 @@ type call struct {
 	compiled *compiledConfig
 	request  *Request
 
-	items           []item
+	limits          []appliedLimit
 	resetsInSeconds []int64       // by descriptor
 	rules           *policy.Rules // the policy, if it decides the request; else nil
 	policyShadows   []policy.Shadow
 	configMatch     envoyconfig.Match
 	buffer          []byte // for keys and metric paths
-	pending         []int  // indexes of items that this round decides; see decide
-	nextRound       []int  // indexes of items that the next round decides
+	pending         []int  // indexes of limits that this round decides; see decide
+	nextRound       []int  // indexes of limits that the next round decides
 	isDenied        bool   // the request is already denied, so nothing more may be spent
 	isQuota         bool   // a limit with quota_mode has applied
 
@@ -35,8 +35,8 @@ type call struct {
 	evaluation policy.Evaluation
 }
 
-// An item is a limit that applies to a descriptor.
-type item struct {
+// An appliedLimit is a limit that applies to a descriptor.
+type appliedLimit struct {
 	descriptorIndex int // in the request
 	kind            kind
 	limit           *limit
@@ -49,7 +49,7 @@ type item struct {
 	batch       int // the batch of its charge: 0 for the enforced charges, n for shadow n-1, -1 if it waits for the next round
 	chargeIndex int // the index of its charge in the batch
 
-	origin origin
+	decidedBy decider
 
 	isOver    bool
 	remaining int64
@@ -71,27 +71,27 @@ const (
 	forbid                // the limit is 0, so it always denies
 )
 
-// An origin is what has decided an item.
-type origin uint8
+// A decider is what has decided a limit.
+type decider uint8
 
 const (
-	undecided    origin = iota
-	decided             // the store or its fallback
-	failedOpen          // on_failure is open: not counted, allowed
-	failedClosed        // on_failure is closed: not counted, denied
+	undecided    decider = iota
+	decided              // the store or its fallback
+	failedOpen           // on_failure is open: not counted, allowed
+	failedClosed         // on_failure is closed: not counted, denied
 )
 
 // release clears the call and returns it to the pool.
 func (c *call) release() {
 	e := c.engine
-	clear(c.items)
+	clear(c.limits)
 	clear(c.policyShadows)
 	clear(c.shadows[:cap(c.shadows)])
 	clear(c.shadowCharges[:cap(c.shadowCharges)])
 	clear(c.shadowLimits[:cap(c.shadowLimits)])
 	clear(c.round.Charges[:cap(c.round.Charges)])
 	*c = call{
-		items: c.items[:0], resetsInSeconds: c.resetsInSeconds[:0], policyShadows: c.policyShadows[:0], evaluation: c.evaluation, configMatch: c.configMatch,
+		limits: c.limits[:0], resetsInSeconds: c.resetsInSeconds[:0], policyShadows: c.policyShadows[:0], evaluation: c.evaluation, configMatch: c.configMatch,
 		buffer: c.buffer[:0], pending: c.pending[:0], nextRound: c.nextRound[:0],
 		shadows: c.shadows[:0], shadowCharges: c.shadowCharges[:0], shadowLimits: c.shadowLimits[:0],
 		round: admission.ExplicitCharges{Charges: c.round.Charges[:0], Limits: c.round.Limits[:0]},
@@ -104,8 +104,8 @@ func (c *call) match() error {
 	r := c.request
 	if domain := c.compiled.config.Domain(r.Domain); domain != nil {
 		for i := range r.Descriptors {
-			c.items = append(c.items, item{descriptorIndex: i})
-			if err := c.matchOne(&c.items[i], &r.Descriptors[i], domain); err != nil {
+			c.limits = append(c.limits, appliedLimit{descriptorIndex: i})
+			if err := c.matchOne(&c.limits[i], &r.Descriptors[i], domain); err != nil {
 				return err
 			}
 		}
@@ -115,8 +115,8 @@ func (c *call) match() error {
 			return err
 		}
 	}
-	for i := range c.items {
-		if it := &c.items[i]; it.kind > refuse {
+	for i := range c.limits {
+		if it := &c.limits[i]; it.kind > refuse {
 			c.pending = append(c.pending, i)
 			c.isQuota = c.isQuota || it.isQuota
 		} else if it.kind == refuse {
@@ -127,7 +127,7 @@ func (c *call) match() error {
 }
 
 // matchOne finds the limit of one descriptor: its override, or else a limit of the configuration.
-func (c *call) matchOne(it *item, d *Descriptor, domain *envoyconfig.Domain) error {
+func (c *call) matchOne(it *appliedLimit, d *Descriptor, domain *envoyconfig.Domain) error {
 	e, m := c.engine, &c.configMatch
 	m.Limit, m.Shared = nil, m.Shared[:0]
 	if d.Override != nil {
@@ -193,7 +193,7 @@ func appendEscaped(to []byte, text string) []byte {
 }
 
 // setCost sets what a descriptor costs, and how it is charged.
-func (c *call) setCost(it *item, d *Descriptor) error {
+func (c *call) setCost(it *appliedLimit, d *Descriptor) error {
 	o := &c.engine.options
 	hits := uint64(max(c.request.Hits, 1))
 	if d.HasHits {
@@ -220,14 +220,14 @@ func (c *call) setCost(it *item, d *Descriptor) error {
 
 // removeReplaced removes the limits that other limits of the request replace.
 func (c *call) removeReplaced() {
-	for i := range c.items {
-		l := c.items[i].limit
+	for i := range c.limits {
+		l := c.limits[i].limit
 		if l == nil || l.config == nil {
 			continue
 		}
 		for _, name := range l.config.Replaces {
-			for j := range c.items {
-				other := &c.items[j]
+			for j := range c.limits {
+				other := &c.limits[j]
 				isConfigured := other.kind > refuse && other.limit.config != nil
 				if isConfigured && other.limit.config.Name == name {
 					other.kind = none
@@ -237,13 +237,13 @@ func (c *call) removeReplaced() {
 	}
 }
 
-// decide decides the items in rounds. Nearly always one round is enough. Another round is needed if
+// decide decides the limits in rounds. Nearly always one round is enough. Another round is needed if
 // two descriptors share a counter and cannot be charged together. Another round is also needed if a
 // round with charges of kind force or refund was denied.
 func (c *call) decide(ctx context.Context) error {
 	if len(c.pending) == 0 && len(c.policyShadows) == 0 {
 		outcome := admission.Unlimited
-		if slices.ContainsFunc(c.items, func(it item) bool { return it.kind == refuse }) {
+		if slices.ContainsFunc(c.limits, func(it appliedLimit) bool { return it.kind == refuse }) {
 			outcome = admission.Refused
 		}
 		c.engine.controller.Observe(&admission.Event{Context: ctx, Outcome: outcome})
@@ -261,7 +261,7 @@ func (c *call) decide(ctx context.Context) error {
 	return nil
 }
 
-// endRound makes the items that wait for the next round pending.
+// endRound makes the limits that wait for the next round pending.
 func (c *call) endRound() { c.pending, c.nextRound = c.nextRound, c.pending[:0] }
 
 func (c *call) decideRound(ctx context.Context) error {
@@ -283,14 +283,14 @@ func (c *call) isPlain() bool {
 		return false
 	}
 	for _, i := range c.pending {
-		if it := &c.items[i]; it.isShadow || it.isQuota {
+		if it := &c.limits[i]; it.isShadow || it.isQuota {
 			return false
 		}
 	}
 	return true
 }
 
-// applyDecision sets the results of the items from the decision of a round.
+// applyDecision sets the results of the limits from the decision of a round.
 func (c *call) applyDecision(a *admission.Admission, outcome admission.Outcome, err error) error {
 	defer a.Done(admission.Result{})
 	switch outcome {
@@ -303,21 +303,21 @@ func (c *call) applyDecision(a *admission.Admission, outcome admission.Outcome, 
 	}
 	d, isLimited := a.Decision()
 	for _, i := range c.pending {
-		it := &c.items[i]
+		it := &c.limits[i]
 		switch {
 		case it.batch > 0:
 			shadow, ok := a.ShadowDecision(it.batch - 1)
 			c.setResult(it, &shadow, ok)
 		case it.batch < 0: // it waits for the next round
 		case outcome == admission.FailedClosed:
-			it.origin = failedClosed
+			it.decidedBy = failedClosed
 		case outcome == admission.FailedOpen || !isLimited || d.Len() <= it.chargeIndex:
-			it.origin = failedOpen
+			it.decidedBy = failedOpen
 		default:
 			c.setResult(it, &d, true)
 			if !d.Allowed && (it.kind == force || it.kind == refund) {
 				c.nextRound = append(c.nextRound, i)
-				it.origin = undecided
+				it.decidedBy = undecided
 			}
 		}
 	}
@@ -329,9 +329,9 @@ func (c *call) applyDecision(a *admission.Admission, outcome admission.Outcome, 
 func (c *call) compose() {
 	c.round.Charges, c.round.Limits = c.round.Charges[:0], c.round.Limits[:0]
 	c.shadows = c.shadows[:0]
-	c.shadowCharges, c.shadowLimits = slices.Grow(c.shadowCharges[:0], len(c.items)), slices.Grow(c.shadowLimits[:0], len(c.items)) // so that no append moves them
+	c.shadowCharges, c.shadowLimits = slices.Grow(c.shadowCharges[:0], len(c.limits)), slices.Grow(c.shadowLimits[:0], len(c.limits)) // so that no append moves them
 	for n, i := range c.pending {
-		it := &c.items[i]
+		it := &c.limits[i]
 		it.batch = -1
 		charge := c.charge(it)
 		if other := c.findSameCounter(it, c.pending[:n]); other != nil {
@@ -361,7 +361,7 @@ func (c *call) compose() {
 	c.round.Shadows = c.shadows
 }
 
-func (c *call) charge(it *item) penstock.Charge {
+func (c *call) charge(it *appliedLimit) penstock.Charge {
 	charge := penstock.Charge{Key: it.key, Plan: it.limit.probe, Cost: it.cost}
 	switch it.kind {
 	case spend:
@@ -384,10 +384,10 @@ func (c *call) charge(it *item) penstock.Charge {
 	return charge
 }
 
-// findSameCounter returns an earlier item of the round that has the same counter, or nil.
-func (c *call) findSameCounter(it *item, earlier []int) *item {
+// findSameCounter returns an earlier limit of the round that has the same counter, or nil.
+func (c *call) findSameCounter(it *appliedLimit, earlier []int) *appliedLimit {
 	for _, i := range earlier {
-		other := &c.items[i]
+		other := &c.limits[i]
 		if other.batch >= 0 && it.sharesCounter(other) {
 			return other
 		}
@@ -395,16 +395,16 @@ func (c *call) findSameCounter(it *item, earlier []int) *item {
 	return nil
 }
 
-// sharesCounter reports whether two items charge the same counter.
-func (it *item) sharesCounter(other *item) bool {
+// sharesCounter reports whether two limits charge the same counter.
+func (it *appliedLimit) sharesCounter(other *appliedLimit) bool {
 	p, q := it.limit.probe, other.limit.probe
 	return it.key == other.key && p.Name() == q.Name() && p.Group() == q.Group()
 }
 
-// join merges the charge of an item into that of other, an earlier item with the same counter. They
-// are merged if both have the same kind and their order does not matter. If not, the item waits for
-// the next round. i is the index of the item in c.items.
-func (c *call) join(i int, it, other *item, charge *penstock.Charge) {
+// join merges the charge of a limit into that of other, an earlier limit with the same counter. They
+// are merged if both have the same kind and their order does not matter. If not, the limit waits for
+// the next round. i is the index in c.limits.
+func (c *call) join(i int, it, other *appliedLimit, charge *penstock.Charge) {
 	isAlike := it.kind == other.kind && it.limit.current == other.limit.current && it.isShadow == other.isShadow && it.isQuota == other.isQuota
 	// In mode Exact, each charge changes what later charges of its counter find. Checks change
 	// nothing.
@@ -414,7 +414,7 @@ func (c *call) join(i int, it, other *item, charge *penstock.Charge) {
 		return
 	}
 	it.batch, it.chargeIndex = other.batch, other.chargeIndex
-	if it.kind != spend && it.kind != force && it.kind != refund { // one Peek answers both items
+	if it.kind != spend && it.kind != force && it.kind != refund { // one Peek answers both limits
 		return
 	}
 	charges := c.round.Charges
@@ -427,7 +427,7 @@ func (c *call) join(i int, it, other *item, charge *penstock.Charge) {
 	charges[it.chargeIndex].Cost = min(charges[it.chargeIndex].Cost+charge.Cost, penstock.MaxCost)
 }
 
-// hasEarlierWaiter reports whether an earlier item with the same counter waits for the next round.
-func (c *call) hasEarlierWaiter(it *item) bool {
-	return slices.ContainsFunc(c.nextRound, func(i int) bool { return it.sharesCounter(&c.items[i]) })
+// hasEarlierWaiter reports whether an earlier limit with the same counter waits for the next round.
+func (c *call) hasEarlierWaiter(it *appliedLimit) bool {
+	return slices.ContainsFunc(c.nextRound, func(i int) bool { return it.sharesCounter(&c.limits[i]) })
 }

@@ -14,8 +14,8 @@ func (c *call) metadata() map[string]any {
 		m["hitsAddend"] = float64(r.Hits)
 	}
 	passed := make(map[string]any)
-	for i := range c.items {
-		it := &c.items[i]
+	for i := range c.limits {
+		it := &c.limits[i]
 		if it.kind > refuse && !it.denies() && it.limit.config != nil {
 			mergeMetadata(passed, it.limit.config.Metadata)
 		}

@@ -149,7 +149,7 @@ func (c *call) matchPolicy(s *ruleset) error {
 		case evaluation.Ambiguous != "":
 			return invalid("%s", evaluation.Ambiguous)
 		case evaluation.ListMatch == policy.DenyListed:
-			c.items = append(c.items, item{descriptorIndex: i, kind: refuse})
+			c.limits = append(c.limits, appliedLimit{descriptorIndex: i, kind: refuse})
 			continue
 		case evaluation.ListMatch == policy.AllowListed:
 			continue
@@ -162,7 +162,7 @@ func (c *call) matchPolicy(s *ruleset) error {
 			if err != nil {
 				return invalid("the limit %s cannot be enforced: %v", l.Policy, err)
 			}
-			it := item{descriptorIndex: i, limit: compiled, eventLimit: l, key: evaluation.Charges[j].Key}
+			it := appliedLimit{descriptorIndex: i, limit: compiled, eventLimit: l, key: evaluation.Charges[j].Key}
 			if err := c.setCost(&it, d); err != nil {
 				return err
 			}
@@ -170,7 +170,7 @@ func (c *call) matchPolicy(s *ruleset) error {
 			if it.cost, ok = product(it.cost, evaluation.Charges[j].Cost); !ok {
 				return invalid("the cost is out of range; the largest is %d", int64(penstock.MaxCost))
 			}
-			c.items = append(c.items, it)
+			c.limits = append(c.limits, it)
 		}
 		if err := c.addShadows(evaluation, d); err != nil {
 			return err
@@ -190,7 +190,7 @@ func product(a, b int64) (cost int64, ok bool) {
 
 // addShadows adds the shadows of the policy for a descriptor. The response does not show them.
 func (c *call) addShadows(evaluation *policy.Evaluation, d *Descriptor) error {
-	it := item{limit: emptyLimit} // only for its kind and its cost
+	it := appliedLimit{limit: emptyLimit} // only for its kind and its cost
 	if err := c.setCost(&it, d); err != nil || it.kind == check || it.kind == refund {
 		return err
 	}
