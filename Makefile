@@ -275,7 +275,7 @@ tidy:
 protos:
 	scripts/protos
 
-## schema: generates the JSON Schemas of policies, cases and chart values from their structs
+## schema: generates the JSON Schemas of policies, cases, reports and chart values from their structs
 schema:
 	cd cmd/penstock/internal/tools/schemagen && go test -count=1 -run 'UpToDate|OfValues' -update .
 

@@ -12,6 +12,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/accesslog"
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/htmlreport"
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/replay"
+	"github.com/penstock/penstock/cmd/penstock/internal/tools/simulate"
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/suggest"
 	"github.com/penstock/penstock/internal/wording"
 )
@@ -160,9 +161,9 @@ func replayPage(r *replay.Report) *htmlreport.Page {
 }
 
 // page makes the HTML report of simulate.
-func (s *simulateCommand) page(all []simulation) *htmlreport.Page {
+func (s *simulateCommand) page(all []simulate.Simulation) *htmlreport.Page {
 	p := &htmlreport.Page{Title: "What a limit does", Notes: "arrivals: " + all[0].Arrivals}
-	summary := htmlreport.Section{Title: "Sums", Columns: []string{"algorithm", "requests", "allowed", "denied", "most in " + wording.Period(all[0].period), "longest wait"}}
+	summary := htmlreport.Section{Title: "Sums", Columns: []string{"algorithm", "requests", "allowed", "denied", "most in " + wording.Period(all[0].Period), "longest wait"}}
 	for i := range all {
 		one := &all[i]
 		chart := &htmlreport.Chart{Unit: "requests, by seconds since the start", Lines: []htmlreport.Line{{Label: "denied, on top of allowed", IsBar: true}, {Label: "allowed", IsBar: true}}}

@@ -91,26 +91,11 @@ type simulateCommand struct {
 // maxDecisions is the largest number of decisions that are printed.
 const maxDecisions = 100_000
 
-// A simulation is what one algorithm did.
-type simulation struct {
-	Limit     string   `json:"limit"`
-	Algorithm string   `json:"algorithm"`
-	Regions   int      `json:"regions,omitempty"`
-	Across    string   `json:"across,omitempty"`
-	Bounds    []string `json:"bounds"` // how much is admitted at most
-	Arrivals  string   `json:"arrivals"`
-	simulate.Result
-	Timeline  []simulate.Row      `json:"timeline"`
-	Decisions []simulate.Decision `json:"decisions,omitempty"`
-
-	period time.Duration
-}
-
 func (s *simulateCommand) run(ctx context.Context, out io.Writer, rate string, own []*algorithm.Algorithm) error {
 	if err := checkOutput(s.output, "text", "json"); err != nil {
 		return err
 	}
-	all := []simulation{}
+	all := []simulate.Simulation{}
 	plans, options, err := s.read(rate, own)
 	if err != nil {
 		return withStatus(exitUsage, err)
@@ -126,10 +111,7 @@ func (s *simulateCommand) run(ctx context.Context, out io.Writer, rate string, o
 		return err
 	}
 	if s.output == "json" {
-		return writeJSON(out, struct {
-			Seed        uint64       `json:"seed"`
-			Simulations []simulation `json:"simulations"`
-		}{s.seed, all})
+		return writeJSON(out, simulate.Report{Seed: s.seed, Simulations: all})
 	}
 	return s.print(out, all)
 }
@@ -257,14 +239,14 @@ func chooseAlgorithms(titles []string, own []*algorithm.Algorithm) (chosen []*al
 	return chosen, nil
 }
 
-func (s *simulateCommand) simulate(ctx context.Context, plan *penstock.Plan, o simulate.Options) (*simulation, error) {
+func (s *simulateCommand) simulate(ctx context.Context, plan *penstock.Plan, o simulate.Options) (*simulate.Simulation, error) {
 	arrivals, err := simulate.Parse(s.arrivals, plan, s.regions)
 	if err != nil {
 		return nil, withStatus(exitUsage, err)
 	}
 	o.Limit, o.Arrivals = plan, arrivals
 	o.Patience = min(o.Patience, plan.MaxPatience())
-	one := &simulation{Limit: plan.String(), Algorithm: plan.Algorithm().Title(), Arrivals: arrivals.Text, period: plan.Limit().Period}
+	one := &simulate.Simulation{Limit: plan.String(), Algorithm: plan.Algorithm().Title(), Arrivals: arrivals.Text, Period: plan.Limit().Period}
 	one.Bounds = []string{plan.Bound()}
 	if o.DownTo > 0 {
 		for _, b := range (guard.Options{OnFailure: o.OnFailure, Instances: o.Instances, DenyCacheTTL: -1}).Bounds(plan)[1:] {
@@ -298,16 +280,16 @@ func (s *simulateCommand) simulate(ctx context.Context, plan *penstock.Plan, o s
 }
 
 // regionBound says how much the regions admit together.
-func (s *simulateCommand) regionBound(one *simulation) string {
+func (s *simulateCommand) regionBound(one *simulate.Simulation) string {
 	if s.across == "" {
-		return fmt.Sprintf("each of %d regions is on its own: together %d in any %s", s.regions, one.Bound, wording.Period(one.period))
+		return fmt.Sprintf("each of %d regions is on its own: together %d in any %s", s.regions, one.Bound, wording.Period(one.Period))
 	}
 	usual, most := regions.Options{}.Lag(s.delay)
 	return fmt.Sprintf("%d regions together, at this demand: %d in any %s; a region knows of the others within %s, or %s when links fail",
-		s.regions, one.Bound, wording.Period(one.period), wording.Period(usual), wording.Period(most))
+		s.regions, one.Bound, wording.Period(one.Period), wording.Period(usual), wording.Period(most))
 }
 
-func (s *simulateCommand) print(out io.Writer, all []simulation) error {
+func (s *simulateCommand) print(out io.Writer, all []simulate.Simulation) error {
 	for i := range all {
 		one := &all[i]
 		printable.Fprintf(out, "%s\n", one.Limit)
@@ -318,13 +300,13 @@ func (s *simulateCommand) print(out io.Writer, all []simulation) error {
 			printable.Fprintf(out, "  arrivals: %s\n", one.Arrivals)
 		}
 		fmt.Fprintln(out)
-		if err := one.print(out); err != nil || len(all) == 1 {
+		if err := printSimulation(out, one); err != nil || len(all) == 1 {
 			return err
 		}
 		fmt.Fprintln(out)
 	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	printable.Fprintf(w, "algorithm\tallowed\tdenied\tmost in %s\tlongest wait\t\n", wording.Period(all[0].period))
+	printable.Fprintf(w, "algorithm\tallowed\tdenied\tmost in %s\tlongest wait\t\n", wording.Period(all[0].Period))
 	for _, one := range all {
 		printable.Fprintf(w, "%s\t%d\t%d\t%d\t%s\t\n", one.Algorithm, one.Allowed, one.Denied, one.MostUnits, round(one.LongestWait))
 	}
@@ -335,7 +317,7 @@ func (s *simulateCommand) print(out io.Writer, all []simulation) error {
 const barWidth = 40
 
 // print prints the decisions or the timeline, and the sums.
-func (one *simulation) print(out io.Writer) error {
+func printSimulation(out io.Writer, one *simulate.Simulation) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	if len(one.Decisions) > 0 {
 		fmt.Fprint(w, "time\tclient\ttry\tdecision\tremaining\tretry after\twait\t\n")
@@ -368,7 +350,7 @@ func (one *simulation) print(out io.Writer) error {
 	if one.InOutage > 0 {
 		printable.Fprintf(out, "; the store was down for %d", one.InOutage)
 	}
-	printable.Fprintf(out, "\nat most %d %s admitted in any %s", one.MostUnits, plural(int(one.MostUnits), "unit"), wording.Period(one.period))
+	printable.Fprintf(out, "\nat most %d %s admitted in any %s", one.MostUnits, plural(int(one.MostUnits), "unit"), wording.Period(one.Period))
 	if one.Regions > 0 {
 		printable.Fprintf(out, "; the bound is %d", one.Bound)
 		for i, allowed := range one.ByRegion {

@@ -237,7 +237,7 @@ func (c *call) removeReplaced() {
 	}
 }
 
-// decide decides the limits in rounds. Nearly always one round is enough. Another round is needed if
+// decide decides the limits in rounds. Nearly always one is enough. Another round is needed if
 // two descriptors share a counter and cannot be charged together. Another round is also needed if a
 // round with charges of kind force or refund was denied.
 func (c *call) decide(ctx context.Context) error {
@@ -401,9 +401,9 @@ func (it *appliedLimit) sharesCounter(other *appliedLimit) bool {
 	return it.key == other.key && p.Name() == q.Name() && p.Group() == q.Group()
 }
 
-// join merges the charge of a limit into that of other, an earlier limit with the same counter. They
-// are merged if both have the same kind and their order does not matter. If not, the limit waits for
-// the next round. i is the index in c.limits.
+// join merges the charge of a limit into that of other, an earlier limit with the same counter. It
+// does so if both have the same kind and their order does not matter. If not, the limit waits for
+// the next round. i is the limit's index in c.limits.
 func (c *call) join(i int, it, other *appliedLimit, charge *penstock.Charge) {
 	isAlike := it.kind == other.kind && it.limit.current == other.limit.current && it.isShadow == other.isShadow && it.isQuota == other.isQuota
 	// In mode Exact, each charge changes what later charges of its counter find. Checks change

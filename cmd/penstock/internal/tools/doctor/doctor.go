@@ -4,7 +4,6 @@ package doctor
 
 import (
 	"context"
-	_ "embed"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -68,11 +67,6 @@ type Check struct {
 
 	isLoginRefused bool // true if the check is reach, and the server refused the user or the password
 }
-
-//go:embed schema.json
-var schema []byte
-
-func Schema() []byte { return schema }
 
 // Names are the names of the checks, in the order of the report.
 var Names = []string{"reach", "version", "rights", "decisions", "latency", "slowlog", "eviction", "memory", "clock", "persistence", "replication",

@@ -15,18 +15,7 @@ import (
 // TestReportsOfTheDoctorObeyTheirSchema checks the reports of a good server, of a bad one, of a
 // Cluster, and of a server that is down.
 func TestReportsOfTheDoctorObeyTheirSchema(t *testing.T) {
-	document, err := jsonschema.UnmarshalJSON(bytes.NewReader(doctor.Schema()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	compiler := jsonschema.NewCompiler()
-	if err := compiler.AddResource("doctor.json", document); err != nil {
-		t.Fatal(err)
-	}
-	schema, err := compiler.Compile("doctor.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	schema := compileReport(t, "doctor")
 	check := func(text []byte) error {
 		value, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
 		if err != nil {
