@@ -55,6 +55,7 @@ func newLoad() *cobra.Command {
 	f.StringVarP(&l.http.Body, "data", "d", "", "body of each request")
 	f.StringSliceVar(&l.sources, "source-addresses", nil, "addresses of this machine to send from, as in 127.0.1.0/24; clients take turns")
 	f.StringVar(&l.limit, "limit", "", "limit of each client, as in '10/s, burst 20'")
+	f.IntSliceVar(&l.allowed, "allowed-status", nil, "status of 400 or more that says that the limit admitted a request, as in 401 for a limit on failed logins; repeat it for more")
 	f.StringVar(&l.onDenied, "on-denied", string(simulate.Drop), "what clients (not those of a rate) do after a denial: drop the request, or wait for Retry-After before the next one")
 	f.DurationVar(&l.http.Timeout, "timeout", 10*time.Second, "how long an answer may take")
 	f.IntVar(&l.maxInFlight, "max-in-flight", 10_000, "requests in flight at most; further ones wait")
@@ -70,6 +71,7 @@ type loadCommand struct {
 	targets, headers, sources, failIf []string
 	clients                           int64
 	maxInFlight                       int
+	allowed                           []int
 	seed                              uint64
 	http                              load.HTTP
 }
@@ -102,7 +104,7 @@ func (l *loadCommand) run(c *cobra.Command) error {
 
 // read reads the flags.
 func (l *loadCommand) read() (o load.Options, thresholds []*threshold, err error) {
-	o = load.Options{Seed: l.seed, Clients: l.clients, ShouldObey: l.onDenied == string(simulate.Wait), MaxInFlight: l.maxInFlight, Send: l.http.Send}
+	o = load.Options{Seed: l.seed, Clients: l.clients, ShouldObey: l.onDenied == string(simulate.Wait), MaxInFlight: l.maxInFlight, Allowed: l.allowed, Send: l.http.Send}
 	for _, text := range l.targets {
 		t, err := load.ParseTarget(text)
 		if err != nil {
@@ -166,6 +168,8 @@ func (l *loadCommand) check(a *simulate.Arrivals) error {
 		return fmt.Errorf("--on-denied is %q; write drop or wait", wording.Clip(l.onDenied))
 	case l.http.Timeout <= 0 || l.http.Timeout > time.Hour:
 		return fmt.Errorf("--timeout is %s; write a time of at most 1h", wording.Period(l.http.Timeout))
+	case slices.ContainsFunc(l.allowed, func(n int) bool { return n < 400 || n > 599 || n == 429 }):
+		return fmt.Errorf("--allowed-status is %d; write statuses from 400 to 599 without 429", l.allowed)
 	case l.maxInFlight < 1 || l.maxInFlight > maxInFlight:
 		return fmt.Errorf("--max-in-flight is %d; write 1 to %d", l.maxInFlight, maxInFlight)
 	}
@@ -180,18 +184,22 @@ func judgeLoad(ctx context.Context, stderr io.Writer, r *load.Report, thresholds
 	}
 	var err error
 	for _, t := range thresholds {
-		switch counts := map[string]int64{"denied": r.Denied, "failed": r.Failed, "unanswered": r.Unanswered, "over_limit": r.Limit.Excess}; {
+		counts := map[string]int64{"denied": r.Denied, "failed": r.Failed, "unanswered": r.Unanswered, "over_limit": r.Limit.Excess}
+		notJudged := func(why string) {
+			fmt.Fprintf(stderr, "penstock: --fail-if %s was not judged, because %s\n", printable.Line(t.text), why)
+			err = cmp.Or(err, statusOnly(exitInternal))
+		}
+		switch {
+		case t.name == "over_limit" && r.Limit.Counters == 0:
+			notJudged("no limit was")
 		case !slices.Contains(load.Quantiles, t.name):
 			if t.isExceeded(float64(counts[t.name]), r.Sent) {
 				err = t.holds(stderr)
 			}
-		case r.Client.IsLimit || r.Latency.Count == 0:
-			why := "no request was allowed"
-			if r.Client.IsLimit {
-				why = "this machine was too slow for the load"
-			}
-			fmt.Fprintf(stderr, "penstock: --fail-if %s was not judged, because %s\n", printable.Line(t.text), why)
-			err = cmp.Or(err, statusOnly(exitInternal))
+		case r.Client.IsLimit:
+			notJudged("this machine was too slow for the load")
+		case r.Latency.Count == 0:
+			notJudged("no request was allowed")
 		case t.isExceeded(r.Quantile(t.name), 0):
 			err = t.holds(stderr)
 		}
@@ -241,7 +249,7 @@ func (l *loadCommand) print(out io.Writer, r *load.Report) error {
 		return err
 	}
 	fmt.Fprintln(out)
-	printLimits(out, r.Limit)
+	printLimits(out, r)
 	if r.Queued > 0 {
 		printable.Fprintf(out, "%s waited, because --max-in-flight others were in flight; that is part of their latency\n", share(r.Queued, r.Sent))
 	}
@@ -253,8 +261,14 @@ func (l *loadCommand) print(out io.Writer, r *load.Report) error {
 	return nil
 }
 
-func printLimits(out io.Writer, v *load.LimitReport) {
-	if v.Counters == 0 {
+func printLimits(out io.Writer, r *load.Report) {
+	v := r.Limit
+	switch {
+	case v.Counters > 0:
+	case r.Allowed == 0:
+		fmt.Fprintln(out, "no limit was judged: no answer has a status below 400; for a limit on failures, write --allowed-status 401")
+		return
+	default:
 		fmt.Fprintln(out, "no limit was judged: write --limit, because the answers state none in RateLimit-Policy with a w above 1")
 		return
 	}

@@ -57,6 +57,21 @@ func TestLoadFindsALimitThatDoesNotHold(t *testing.T) {
 	}
 }
 
+// Answers that failed say nothing about the limit, unless --allowed-status names their status.
+func TestLoadJudgesOnlyAnswersThatWereAdmitted(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnauthorized) }))
+	defer server.Close()
+	args := []string{"load", "--target", server.URL, "--arrivals", "30 at 0s", "--limit", "5/15min", "--fail-if", "over_limit > 0"}
+	code, out, stderr := command(args...)
+	if code != exitInternal || !strings.Contains(out, "no answer has a status below 400; for a limit on failures, write --allowed-status 401") || !strings.Contains(stderr, "over_limit > 0 was not judged, because no limit was") {
+		t.Errorf("exit status %d, %s; want %d, and the reason in\n%s", code, stderr, exitInternal, out)
+	}
+	code, out, stderr = command(append(args, "--allowed-status", "401")...)
+	if missing := missingIn(out, "30 (100 %) allowed", "OVER THE LIMIT"); code != exitProblem || missing != nil {
+		t.Errorf("exit status %d, %s; the report lacks %q:\n%s", code, stderr, missing, out)
+	}
+}
+
 // A machine that is too slow says nothing about the server.
 func TestLatenciesOfASlowMachineAreNotJudged(t *testing.T) {
 	for _, c := range []struct {
@@ -127,6 +142,8 @@ func TestLoadExplainsMistakes(t *testing.T) {
 		target + "--clients 0":                     "--clients is 0; write 1 to 1000000",
 		target + "--on-denied retry":               "write drop or wait",
 		target + "--timeout 0s":                    "--timeout is 0s",
+		target + "-H X-API-Key:$clinet":            "a variable that is not known; $client and $address are",
+		target + "--allowed-status 429":            "write statuses from 400 to 599 without 429",
 		target + "--max-in-flight 0":               "--max-in-flight is 0",
 		target + "--fail-if p99>10":                "p99 is a time; write us, ms or s",
 		target + "--fail-if denied>1ms":            "denied is a count",

@@ -25,8 +25,9 @@ func newPromote(algorithms []*algorithm.Algorithm) *cobra.Command {
 		Use:   "promote RULE --config FILE",
 		Short: "Enforce the shadow or the candidate of a rule",
 		Long: "promote edits a policy file. It removes shadow: true from a rule and its limits, and moves the numbers of each candidate into\n" +
-			"its limit. All other text stays as it is, with the comments. RULE may be one limit, as in search.second. promote prints the\n" +
-			"changed lines. It writes only a valid policy, and replaces the file in one step; instances of serve then load it.",
+			"its limit. All other text stays as it is, with the comments, except those within the candidate. RULE may be one limit, as in\n" +
+			"search.second. promote prints the changed lines. It writes only a valid policy, and replaces the file in one step; instances\n" +
+			"of serve then load it.",
 		Example: "  penstock promote search --config rules.yaml --dry-run\n  penstock promote search.second --config rules.yaml",
 		Args:    argumentCount(1, 1, "the name of a rule, as in: penstock promote search --config rules.yaml"),
 		RunE: func(c *cobra.Command, args []string) error {

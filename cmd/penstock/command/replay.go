@@ -122,7 +122,7 @@ func (r *replayCommand) run(c *cobra.Command, logs []string, algorithms []*algor
 	if err != nil {
 		return err
 	}
-	if err := hasRequests(&report.Log); err != nil {
+	if err := checkLog(&report.Log); err != nil {
 		return err
 	}
 	if err := writeHTML(r.html, func() *htmlreport.Page { return replayPage(report) }); err != nil {
@@ -133,10 +133,15 @@ func (r *replayCommand) run(c *cobra.Command, logs []string, algorithms []*algor
 	} else {
 		err = printReplay(c.OutOrStdout(), report)
 	}
-	if err == nil && limit != nil && isExceeded(limit, report) {
+	switch {
+	case err != nil || limit == nil:
+		return err
+	case len(report.Undecided) > 0 && limit.name != "rejected_lines":
+		return fmt.Errorf("--fail-if %s was not judged, because limits were not decided; see the warnings", limit.text)
+	case isExceeded(limit, report):
 		return limit.holds(c.ErrOrStderr())
 	}
-	return err
+	return nil
 }
 
 // isExceeded reports whether a threshold of --fail-if is exceeded.
@@ -172,6 +177,9 @@ func printReplayNotes(out io.Writer, r *replay.Report) {
 	for _, n := range r.NeedsHeaders {
 		printable.Fprintf(out, "warning: rule %s reads %s, which no request of the log has; --header adds a header\n", n.Rule, n.Source)
 	}
+	for _, n := range r.Undecided {
+		printable.Fprintf(out, "warning: limit %s of rule %s was not decided, because no request of the log has a %s; write --format if the lines have it\n", n.Limit, n.Rule, n.Source)
+	}
 }
 
 // printOld compares the policy with the other one, if there is one.
@@ -183,18 +191,28 @@ func printOld(out io.Writer, r *replay.Report) {
 	printable.Fprintf(out, "Only this policy denies %d of them, and only the other one %d.\n", r.OnlyNew, r.OnlyOld)
 }
 
-// hasRequests returns an error if no line of a log was read as a request.
-func hasRequests(log *accesslog.Stats) error {
-	if log.Requests > 0 {
-		return nil
+// maxLateShare is the largest part of the requests that may be late. Further ones change the result.
+const maxLateShare = 0.01
+
+// checkLog returns an error if no line of a log was read as a request, or if the log is not in the
+// order of time.
+func checkLog(log *accesslog.Stats) error {
+	switch {
+	case log.Requests == 0:
+		return withStatus(exitInvalid, fmt.Errorf("no line of the log is a request: %d of %d lines have another format; check --format", log.Rejected, log.Lines))
+	case float64(log.Late) > maxLateShare*float64(log.Requests):
+		return withStatus(exitInvalid, fmt.Errorf("the log is not in the order of time: %s of the requests stand more than a minute behind later ones. Give the files as separate arguments, or sort the lines by time", share(log.Late, log.Requests)))
 	}
-	return withStatus(exitInvalid, fmt.Errorf("no line of the log is a request: %d of %d lines have another format; check --format", log.Rejected, log.Lines))
+	return nil
 }
 
 // printLog prints what was read. denied429 is how many requests the log says were denied.
 func printLog(out io.Writer, log *accesslog.Stats, denied429 int64) {
 	for _, f := range log.Files {
 		printable.Fprintf(out, "%s: format %s\n", f.Name, f.Format)
+		if f.Unread != "" {
+			printable.Fprintf(out, "note: the lines go on with fields that this format does not have, such as %q; write --format with your log_format to read them\n", wording.ClipAt(f.Unread, 60))
+		}
 	}
 	printable.Fprintf(out, "%d requests from %s to %s", log.Requests, log.First.UTC().Format(timeLayout), log.Last.UTC().Format(timeLayout)+" UTC")
 	if log.Resolution > 0 {
@@ -211,7 +229,7 @@ func printLog(out io.Writer, log *accesslog.Stats, denied429 int64) {
 		}
 	}
 	if log.Late > 0 {
-		printable.Fprintf(out, "warning: %d requests came more than a minute too late in the log; they count at the time of the requests around them\n", log.Late)
+		printable.Fprintf(out, "warning: %s of the requests stand more than a minute behind later ones; they count at the time of the requests around them\n", share(log.Late, log.Requests))
 	}
 	if denied429 > 0 {
 		printable.Fprintf(out, "note: %s of the requests were answered with 429 already; their clients may have held back\n", share(denied429, log.Requests))
@@ -246,6 +264,9 @@ func printResult(out io.Writer, r *replay.Result) error {
 	fmt.Fprint(w, "\nrule\trequests\tdenied\tidentities\thit\tfirst denied\tworst minute\tby shadows\n")
 	for _, rule := range r.Rules {
 		printable.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%s\t%s\t%d\n", rule.Name, rule.Requests, rule.Denied, rule.Identities, rule.DeniedIdentities, stamp(rule.FirstDenied), worstMinute(&rule), rule.ShadowDenied)
+	}
+	if len(r.Rules) > 1 {
+		fmt.Fprint(w, "A request counts at one rule: the one that denies it, or else has the least left.\n")
 	}
 	if len(r.Top) > 0 {
 		fmt.Fprint(w, "\nmost denied\trule\trequests\tdenied\tlongest denied\tfirst denied\n")

@@ -56,6 +56,55 @@ func TestReplayWarnsOfRequestsWithoutAnAddress(t *testing.T) {
 	}
 }
 
+// A replay is no answer if the log lacks what a limit needs.
+func TestReplayDoesNotJudgeLimitsThatItCannotDecide(t *testing.T) {
+	log := writeFile(t, "access.log", strings.Repeat(logLine("192.0.2.1", "07", "/a"), 8))
+	for _, c := range []struct{ limit, format, need string }{
+		{"{in_flight: 2}", "", "limit in-flight of rule api was not decided, because no request of the log has a duration"},
+		{"{rate: 2/h, on_status: 401}", `$remote_addr - - [$time_local] "$request" $code $size`, "limit hour of rule api was not decided, because no request of the log has a status"},
+		{"{rate: 20/h, on_status: 401}", "", ""},
+	} {
+		rules := writeFile(t, "rules.yaml", "rules: [{name: api, per: ip, limits: ["+c.limit+"]}]\n")
+		code, out, stderr := command("replay", log, "--config", rules, "--format", c.format, "--fail-if", "denied > 0")
+		want := exitOK
+		if c.need != "" {
+			want = exitInternal
+		}
+		if code != want || !strings.Contains(out, c.need) || strings.Contains(stderr, "was not judged") != (c.need != "") {
+			t.Errorf("%s: exit status %d, %s; want %d, and %q in\n%s", c.limit, code, stderr, want, c.need, out)
+		}
+	}
+}
+
+// Requests that stand far behind later ones would be counted at wrong times.
+func TestLogsThatAreNotInOrderAreRefused(t *testing.T) {
+	at := func(minute string, n int) string {
+		return strings.Repeat(strings.Replace(logLine("192.0.2.1", "07", "/a"), ":05:06:", ":05:"+minute+":", 1), n)
+	}
+	early, late, few := at("06", 200), at("16", 100)+at("18", 100), at("06", 2)
+	rules := writeFile(t, "rules.yaml", "rules: [{name: api, per: ip, limits: [{rate: 5/s}]}]\n")
+	for _, c := range []struct {
+		text string
+		code int
+		want string
+	}{
+		{early + late, exitOK, ""},
+		{late + early, exitInvalid, "the log is not in the order of time: 200 (50 %) of the requests stand more than a minute behind later ones. Give the files as separate arguments, or sort"},
+		{late + few, exitOK, "warning: 2 (0.99 %) of the requests stand more than a minute behind later ones"},
+	} {
+		for _, args := range [][]string{{"replay", "--config", rules}, {"suggest"}} {
+			code, out, stderr := command(append(args, writeFile(t, "access.log", c.text))...)
+			if code != c.code || !strings.Contains(out+stderr, c.want) {
+				t.Errorf("%v: exit status %d, %s; want %d, and %q in\n%s", args, code, stderr, c.code, c.want, out)
+			}
+		}
+	}
+	// As two files, the lines are put in order.
+	if code, out, stderr := command("suggest", writeFile(t, "b.log", late), writeFile(t, "a.log", early)); code != exitOK || strings.Contains(out, "behind later ones") {
+		t.Errorf("two files: exit status %d, %s; want no warning in\n%s", code, stderr, out)
+	}
+}
+
 func TestReplayExplainsMistakes(t *testing.T) {
 	log := writeFile(t, "access.log", logLine("192.0.2.1", "07", "/a"))
 	rules := writeFile(t, "rules.yaml", "rules: [{name: api, per: ip, limits: [{rate: 5/s}]}]\n")
@@ -71,6 +120,7 @@ func TestReplayExplainsMistakes(t *testing.T) {
 		{[]string{rules, "--config", rules}, exitInvalid, "the format of the log is not known"},
 		{[]string{log, "--config", rules, "--format", "x"}, exitUsage, `there is no format "x"`},
 		{[]string{log, "--config", rules, "--header", "x"}, exitUsage, `"x" is no header`},
+		{[]string{log, "--config", rules, "--header", "X-Key: $remote_usr"}, exitUsage, "only $remote_user is"},
 		{[]string{log, "--config", rules, "--identities", "all"}, exitUsage, "write masked or full"},
 	} {
 		if code, _, stderr := command(append([]string{"replay"}, c.args...)...); code != c.code || !strings.Contains(stderr, c.want) {

@@ -19,6 +19,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/htmlreport"
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/suggest"
 	"github.com/penstock/penstock/internal/match"
+	"github.com/penstock/penstock/internal/transport/clientaddress"
 	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/policy"
 )
@@ -45,6 +46,7 @@ func newSuggest() *cobra.Command {
 	}
 	f := c.Flags()
 	f.StringVar(&s.per, "per", "ip", "what a client is: ip, user, global, or a header as in 'header X-API-Key'")
+	f.StringSliceVar(&s.proxies, "trusted-proxies", nil, "addresses of the load balancers in the log, as in 10.0.0.0/8; the client is then in X-Forwarded-For, which the log must have")
 	f.StringVar(&s.path, "path", "", "count only requests of this path, as in a rule: '/search/**'")
 	f.StringVar(&s.budget, "budget", "1%", "share of the clients that the limit may ever deny")
 	f.StringVar(&s.algorithm, "algorithm", suggest.Algorithms()[0], "what to suggest: "+wording.List(suggest.Algorithms(), "or"))
@@ -67,6 +69,7 @@ type suggestCommand struct {
 	window                                                         time.Duration
 	headroom                                                       float64
 	keepsOutliers                                                  bool
+	proxies                                                        []string
 }
 
 func (s *suggestCommand) run(c *cobra.Command, logs []string) error {
@@ -91,7 +94,7 @@ func (s *suggestCommand) run(c *cobra.Command, logs []string) error {
 	if err != nil {
 		return err
 	}
-	if err := hasRequests(&report.Log); err != nil {
+	if err := checkLog(&report.Log); err != nil {
 		return err
 	}
 	if err := writeHTML(s.html, func() *htmlreport.Page { return s.page(report) }); err != nil {
@@ -124,7 +127,12 @@ func (s *suggestCommand) read() (o suggest.Options, format *accesslog.Format, er
 	case s.identities != "full" && s.identities != "masked":
 		return o, nil, fmt.Errorf("--identities is %q; write masked or full", wording.Clip(s.identities))
 	}
-	if o.Identity, err = identityOf(s.per); err != nil {
+	for _, text := range s.proxies {
+		if _, err := clientaddress.ParseNetwork(text); err != nil {
+			return o, nil, fmt.Errorf("--trusted-proxies: %w", err)
+		}
+	}
+	if o.Identity, err = identityOf(s.per, clientaddress.New(s.proxies, forwardedFor)); err != nil {
 		return o, nil, err
 	}
 	if s.path != "" {
@@ -138,13 +146,22 @@ func (s *suggestCommand) read() (o suggest.Options, format *accesslog.Format, er
 	return o, format, err
 }
 
+// forwardedFor is the header in which trusted proxies name the client.
+const forwardedFor = "X-Forwarded-For"
+
 // identityOf returns the function that finds the key of a request.
-func identityOf(per string) (func(*accesslog.Entry) string, error) {
+func identityOf(per string, proxies *clientaddress.Proxies) (func(*accesslog.Entry) string, error) {
 	header, isHeader := strings.CutPrefix(per, "header ")
 	switch {
 	case per == "ip":
 		return func(e *accesslog.Entry) string {
-			switch a := e.Address; {
+			sent := map[string][]string{}
+			for _, h := range e.Headers {
+				if h.Name == forwardedFor {
+					sent[forwardedFor] = append(sent[forwardedFor], h.Value)
+				}
+			}
+			switch a := proxies.Client(clientaddress.Peer{Address: e.Address}, sent); {
 			case !a.IsValid():
 				return ""
 			case a.Is6(): // as policies do, because a client has a whole network
@@ -226,6 +243,9 @@ func (s *suggestCommand) print(out io.Writer, r *suggest.Report) error {
 	}
 	printable.Fprintf(out, "\nSuggested, with a headroom of %g and rounded up:\n\n", r.Headroom)
 	fmt.Fprint(out, printable.Text(s.policy(r.Suggested)))
+	if b := r.Beyond; b.Clients > 0 {
+		printable.Fprintf(out, "\n# At most %s of the clients would be denied at times. They sent %s of the requests.", share(b.Clients, r.Identities), share(b.Requests, r.Requests))
+	}
 	fmt.Fprint(out, "\n# Write it to a file, without the line with shadow, and see whom it would have denied: penstock replay LOG --config rules.yaml\n")
 	return nil
 }
@@ -281,6 +301,10 @@ func (s *suggestCommand) policy(l *suggest.Limit) string {
 	if per == "user" {
 		per = "{user: header X-User}   # what identifies your users; for the users of a log: replay --header 'X-User: $remote_user'"
 	}
-	return "rules:\n  - name: suggested\n" + matched + "    per: " + per + "\n    shadow: true   # counts, and denies nothing; delete this line to enforce the limit\n" +
+	trusted := ""
+	if len(s.proxies) > 0 {
+		trusted = "http: {trusted_proxies: [\"" + strings.Join(s.proxies, "\", \"") + "\"]}\n"
+	}
+	return trusted + "rules:\n  - name: suggested\n" + matched + "    per: " + per + "\n    shadow: true   # counts, and denies nothing; delete this line to enforce the limit\n" +
 		"    limits: [{" + l.String() + "}]\n"
 }

@@ -55,13 +55,13 @@ func TestHowHighOfTheDocs(t *testing.T) {
 // enforced, it denies the two abusers of the log and no other client.
 func TestSuggestedPolicyDeniesOnlyOutliers(t *testing.T) {
 	for _, flags := range [][]string{{"--path", "/**"}, {"--algorithm", "fixed-window"}, {"--algorithm", "sliding-log", "--window", "10m"}} {
-		_, out, _ := command(append([]string{"suggest", shopLog}, flags...)...)
-		text := strings.Replace(suggestedPolicy(t, out), "    shadow: true", "    # shadow: true", 1)
+		_, suggested, _ := command(append([]string{"suggest", shopLog}, flags...)...)
+		text := strings.Replace(suggestedPolicy(t, suggested), "    shadow: true", "    # shadow: true", 1)
 		if _, err := policyfile.Parse("rules.yaml", []byte(text), nil, policyfile.Options{}); err != nil {
 			t.Fatalf("%v in\n%s", err, text)
 		}
 		code, out, stderr := command("replay", shopLog, "--config", writeFile(t, "rules.yaml", text))
-		if missing := missingIn(out, "; 2 (0.17 %) of the identities hit"); code != exitOK || missing != nil {
+		if missing := missingIn(out, "; 2 (0.17 %) of the identities hit"); !strings.Contains(suggested, "# At most 2 (0.17 %) of the clients would be denied at times.") || code != exitOK || missing != nil {
 			t.Errorf("suggest %v: exit status %d, %s; the output lacks %q:\n%s", flags, code, stderr, missing, out)
 		}
 	}
@@ -131,6 +131,30 @@ func TestSuggestCountsWhatItIsAskedTo(t *testing.T) {
 	}
 }
 
+// Behind a load balancer, the clients are in X-Forwarded-For, and the suggested policy says so.
+func TestSuggestCountsClientsBehindALoadBalancer(t *testing.T) {
+	var lines strings.Builder
+	for i := range 30 {
+		fmt.Fprintf(&lines, "10.0.0.2 - - [04/Mar/2026:05:06:%02d +0000] \"GET /a HTTP/1.1\" 200 1 \"-\" \"curl\" \"1.2.3.4, 198.51.100.%d\"\n", i, i%3)
+	}
+	log := writeFile(t, "access.log", lines.String())
+	_, out, _ := command("suggest", log)
+	if missing := missingIn(out, "1 clients, 30 requests", `the lines go on with fields that this format does not have, such as "\"1.2.3.4, 198.51.100.0\""`); missing != nil {
+		t.Errorf("without --format, the output lacks %q:\n%s", missing, out)
+	}
+	const format = `$remote_addr - - [$time_local] "$request" $status $size "$http_referer" "$http_user_agent" "$http_x_forwarded_for"`
+	code, out, stderr := command("suggest", log, "--format", format, "--trusted-proxies", "10.0.0.0/8")
+	if missing := missingIn(out, "3 clients, 30 requests", "http: {trusted_proxies: [\"10.0.0.0/8\"]}\nrules:"); code != exitOK || missing != nil {
+		t.Fatalf("exit status %d, %s; the output lacks %q:\n%s", code, stderr, missing, out)
+	}
+	policy := out[strings.Index(out, "http: {"):strings.Index(out, "\n# Write it")]
+	policy = strings.Replace(policy, "    shadow: true", "    # shadow: true", 1)
+	code, out, stderr = command("replay", log, "--format", format, "--config", writeFile(t, "rules.yaml", policy))
+	if code != exitOK || !strings.Contains(out, "0 (0 %) of the identities hit") || !strings.Contains(out, "suggested  30        0       3 ") {
+		t.Errorf("exit status %d, %s; want that the policy counts three clients:\n%s", code, stderr, out)
+	}
+}
+
 func TestSuggestExplainsMistakes(t *testing.T) {
 	log := writeFile(t, "access.log", logLine("192.0.2.1", "07", "/a"))
 	for _, c := range []struct {
@@ -146,6 +170,7 @@ func TestSuggestExplainsMistakes(t *testing.T) {
 		{[]string{log, "--algorithm", "slidinglog"}, exitUsage, "did you mean sliding-log?"},
 		{[]string{log, "--window", "0"}, exitUsage, "write 1ms to 168h"},
 		{[]string{log, "--algorithm", "in_flight"}, exitInvalid, "has a duration"},
+		{[]string{log, "--trusted-proxies", "here"}, exitUsage, "--trusted-proxies: "},
 		{[]string{log, "--per", "cookie"}, exitUsage, "write ip, user, global"},
 		{[]string{log, "--path", "search"}, exitUsage, "--path"},
 		{[]string{"suggest_test.go"}, exitInvalid, "the format of the log is not known"},

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"fmt"
 	"net/http"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyrls"
@@ -13,7 +14,7 @@ func (s *service) newAPI(l settings.Listener) (http.Handler, error) {
 	check := s.checkAt(l)
 	forward, err := forwardauth.New(s.core.Controller, forwardauth.Options{Misused: s.misused})
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("api answers forward-auth too, because the policy has trusted_proxies: %w", err)
 	}
 	var envoy http.Handler
 	if s.envoy != nil {

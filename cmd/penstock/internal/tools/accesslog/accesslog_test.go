@@ -237,6 +237,37 @@ func TestLateRequestsAreCounted(t *testing.T) {
 	}
 }
 
+// A format is detected if most lines have it. The others are counted. An error names the format.
+func TestFormatsAreDetectedAmongOtherLines(t *testing.T) {
+	good, bad := lines["combined"].line+"\n", "203.0.113.9 - - [10/Oct/2026:13:55:36 +0000] \"-\" 408 0 \"-\" \"-\"\n"
+	for _, c := range []struct{ bad, good int }{{6, 60}, {40, 60}, {49, 51}} {
+		all, stats := read(t, nil, write(t, "log", "\ufeff"+strings.Repeat(bad, c.bad)+strings.Repeat(good, c.good)))
+		if len(all) != c.good || stats.Rejected != int64(c.bad) || stats.Files[0].Format != "combined" || stats.Files[0].Unread != "" {
+			t.Errorf("%+v: %d requests, %+v; want those of the format combined", c, len(all), stats)
+		}
+	}
+	var zipped bytes.Buffer
+	z := gzip.NewWriter(&zipped)
+	_, _ = z.Write([]byte(strings.Repeat(good, 9)))
+	_ = z.Close()
+	for name, c := range map[string]struct{ text, want string }{
+		"other lines": {strings.Repeat(bad, 60) + strings.Repeat(good, 40), "only 40 of the first 100 lines have the format combined; another one is \"203.0.113.9 "},
+		"xz":          {"\xfd7zXZ\x00", "compressed by xz or zip; decompress it"},
+		"zip":         {"PK\x03\x04", "compressed by xz or zip; decompress it"},
+		"UTF-16":      {"\xff\xfe1\x00", "text in UTF-16"},
+		"a list":      {"[\n{}]", "one object per line"},
+		"cut gzip":    {zipped.String()[:zipped.Len()-12], "is it still being written?"},
+	} {
+		r, err := Open([]string{write(t, "log", c.text)}, nil, nil)
+		for err == nil {
+			_, err = r.Next()
+		}
+		if !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: the error is %v; want %q", name, err, c.want)
+		}
+	}
+}
+
 func FuzzFormats(f *testing.F) {
 	for _, c := range lines {
 		f.Add(c.line)
@@ -245,9 +276,7 @@ func FuzzFormats(f *testing.F) {
 		for i := range builtIn {
 			var fields fieldReader
 			var e Entry
-			if builtIn[i].parse(&fields, line, &e) {
-				_ = fields.finish(&e)
-			}
+			builtIn[i].reads(&fields, line, &e)
 		}
 	})
 }

@@ -106,8 +106,8 @@ func orEmpty(v string) string {
 	return v
 }
 
-// setAddress reads an address with or without a port. A host name is no address, but no mistake
-// either.
+// setAddress reads an address with or without a port. A host name and a unix socket are no
+// address, but no mistake either.
 func setAddress(_ *fieldReader, e *Entry, v string) bool {
 	v, _, _ = strings.Cut(v, ", ")
 	if a, err := netip.ParseAddr(strings.Trim(v, "[]")); err == nil {
@@ -118,7 +118,7 @@ func setAddress(_ *fieldReader, e *Entry, v string) bool {
 		e.Address = a.Addr().Unmap()
 		return true
 	}
-	return v == "localhost" || strings.Contains(v, ".")
+	return v == "localhost" || v == "unix:" || strings.Contains(v, ".")
 }
 
 func setRequest(_ *fieldReader, e *Entry, v string) bool {

@@ -13,8 +13,11 @@ import (
 // A Format reads the lines of one kind of log.
 type Format struct {
 	Name  string
-	parse func(r *fieldReader, line string, e *Entry) bool
+	parse parser
 }
+
+// A parser reads a line into an entry. rest is what the line has behind what the format describes.
+type parser func(r *fieldReader, line string, e *Entry) (rest string, ok bool)
 
 // Formats are the formats that are detected, the most specific first.
 func Formats() []Format { return builtIn }
@@ -123,7 +126,7 @@ type piece struct {
 
 // pattern compiles a text with variables. A line may have more text behind what the pattern
 // describes if the pattern ends with a literal.
-func pattern(text string) func(*fieldReader, string, *Entry) bool {
+func pattern(text string) parser {
 	at := variable.FindAllStringSubmatchIndex(text, -1)
 	start := text[:at[0][0]]
 	var pieces []piece
@@ -137,8 +140,8 @@ func pattern(text string) func(*fieldReader, string, *Entry) bool {
 		until := text[m[1]:end]
 		pieces = append(pieces, piece{setterOf(name[1] + name[2]), before && strings.HasPrefix(until, `"`), until})
 	}
-	return func(r *fieldReader, line string, e *Entry) bool {
-		rest, ok := strings.CutPrefix(line, start)
+	return func(r *fieldReader, line string, e *Entry) (rest string, ok bool) {
+		rest, ok = strings.CutPrefix(line, start)
 		for i := 0; ok && i < len(pieces); i++ {
 			p := &pieces[i]
 			var value string
@@ -146,7 +149,7 @@ func pattern(text string) func(*fieldReader, string, *Entry) bool {
 				ok = p.set(r, e, value)
 			}
 		}
-		return ok
+		return rest, ok
 	}
 }
 
@@ -184,36 +187,42 @@ func newExpression(text string) (*Format, error) {
 	for i, name := range names {
 		set[i] = setterOf(name)
 	}
-	return &Format{"expression", func(r *fieldReader, line string, entry *Entry) bool {
+	return &Format{"expression", func(r *fieldReader, line string, entry *Entry) (rest string, ok bool) {
 		m := e.FindStringSubmatch(line)
 		for i := range m {
 			if i > 0 && set[i] != nil && !set[i](r, entry, m[i]) {
-				return false
+				return "", false
 			}
 		}
-		return m != nil
+		return "", m != nil
 	}}, nil
 }
 
 var haproxyLine = pattern(`$remote_addr [$haproxy_date] $frontend $server $times $status $size $cookie $response_cookie $state $connections $queues `)
 
 // haproxy reads a line of HAProxy's httplog, with or without the header of syslog.
-func haproxy(r *fieldReader, line string, e *Entry) bool {
+func haproxy(r *fieldReader, line string, e *Entry) (rest string, ok bool) {
 	if _, after, ok := strings.Cut(line, "]: "); ok {
 		line = after
 	}
 	first := strings.LastIndex(line, ` "`) // captured headers may stand before the request
-	return first > 0 && haproxyLine(r, line[:first+1], e) && setRequest(r, e, strings.TrimSuffix(line[first+2:], `"`))
+	if first <= 0 {
+		return "", false
+	}
+	if _, ok := haproxyLine(r, line[:first+1], e); !ok {
+		return "", false
+	}
+	return "", setRequest(r, e, strings.TrimSuffix(line[first+2:], `"`))
 }
 
 // parseJSON reads an object. Its keys, and those of the object request in it, are names of values.
-func parseJSON(r *fieldReader, line string, e *Entry) bool {
+func parseJSON(r *fieldReader, line string, e *Entry) (rest string, ok bool) {
 	if !strings.HasPrefix(line, "{") {
-		return false
+		return "", false
 	}
 	var object map[string]json.RawMessage
 	if json.Unmarshal([]byte(line), &object) != nil {
-		return false
+		return "", false
 	}
 	if nested := object["request"]; len(nested) > 0 && nested[0] == '{' {
 		var request struct {
@@ -225,7 +234,7 @@ func parseJSON(r *fieldReader, line string, e *Entry) bool {
 			Headers  map[string][]string `json:"headers"`
 		}
 		if json.Unmarshal(nested, &request) != nil {
-			return false
+			return "", false
 		}
 		delete(object, "request")
 		setAddress(r, e, request.RemoteIP)
@@ -246,10 +255,10 @@ func parseJSON(r *fieldReader, line string, e *Entry) bool {
 			continue
 		}
 		if !set(r, e, value) {
-			return false
+			return "", false
 		}
 	}
-	return true
+	return "", true
 }
 
 func textOf(raw json.RawMessage) (string, bool) {

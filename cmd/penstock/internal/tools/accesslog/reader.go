@@ -40,18 +40,20 @@ type Stats struct {
 	Requests   int64         `json:"requests"`
 	Rejected   int64         `json:"rejected"` // lines that are no request
 	Examples   []Example     `json:"rejected_examples"`
-	Late       int64         `json:"late"` // requests that came too late to be put in order
+	Late       int64         `json:"late"` // requests that stand too far behind later ones to be put in order
 	First      time.Time     `json:"first"`
 	Last       time.Time     `json:"last"`
 	Resolution time.Duration `json:"resolution_ns"`          // of the times: 1 s for most logs; that of the finest file
 	Coarsest   time.Duration `json:"coarsest_resolution_ns"` // that of the file with the coarsest times
 	Durations  bool          `json:"has_durations"`
+	Statuses   bool          `json:"has_statuses"`
 }
 
 // A File is one file, and the name of its format.
 type File struct {
 	Name   string `json:"name"`
 	Format string `json:"format"`
+	Unread string `json:"unread,omitempty"` // what its first request has behind what the format describes
 }
 
 // An Example is a line that is no request.
@@ -92,7 +94,7 @@ func Open(names []string, stdin io.Reader, format *Format) (*Reader, error) {
 		}
 		r.sources = append(r.sources, s)
 		s.stats = &r.stats
-		r.stats.Files = append(r.stats.Files, File{name, s.format.Name})
+		r.stats.Files = append(r.stats.Files, File{name, s.format.Name, s.unread})
 		if err := s.advance(); err != nil {
 			return nil, errors.Join(err, r.Close())
 		}
@@ -202,6 +204,7 @@ type source struct {
 	lines  *bufio.Reader
 	close  func() error
 	format *Format
+	unread string // behind what the format describes, in the first line
 	fields fieldReader
 	line   int64
 	next   *Entry        // nil at the end
@@ -233,14 +236,17 @@ func openSource(name string, stdin io.Reader, format *Format, read *atomic.Int64
 	if format == nil {
 		head, err := s.lines.Peek(detectLines * 2048)
 		if err != nil && err != io.EOF && err != bufio.ErrBufferFull {
-			return nil, errors.Join(fmt.Errorf("%s: %w", name, err), s.close())
+			return nil, errors.Join(fmt.Errorf("%s: %w", name, explained(err)), s.close())
 		}
-		if s.format, err = detect(head); err != nil {
+		if s.format, s.unread, err = detect(bytes.TrimPrefix(head, byteOrderMark)); err != nil {
 			return nil, errors.Join(fmt.Errorf("%s: %w", name, err), s.close())
 		}
 	}
 	return s, nil
 }
+
+// byteOrderMark is at the start of some texts in UTF-8.
+var byteOrderMark = []byte("\ufeff")
 
 // decompress returns the text of a file that may be compressed.
 func decompress(r *bufio.Reader) (io.Reader, error) {
@@ -260,33 +266,76 @@ func decompress(r *bufio.Reader) (io.Reader, error) {
 	return r, nil
 }
 
-// detect returns the first format that reads at least 95 % of the first lines.
-func detect(head []byte) (*Format, error) {
+// detect returns the format that reads most of the first lines, and at least half of them. Of those
+// that read about as many, it is the first one. unread is what a line has behind the format.
+func detect(head []byte) (f *Format, unread string, err error) {
 	lines := strings.Split(string(head), "\n")
 	if len(lines) > 1 {
 		lines = lines[:len(lines)-1] // the last one may be cut
 	}
 	lines = slices.DeleteFunc(lines[:min(len(lines), detectLines)], func(l string) bool { return strings.TrimSpace(l) == "" })
 	if len(lines) == 0 {
-		return nil, errors.New("the file is empty")
+		return nil, "", errors.New("the file is empty")
+	}
+	if kind := kindOf(lines[0]); kind != "" {
+		return nil, "", errors.New(kind)
 	}
 	if strings.HasPrefix(lines[0], "#") && slices.ContainsFunc(lines, func(l string) bool { return strings.HasPrefix(l, "#Fields:") }) {
-		return &Format{Name: "w3c"}, nil // its lines begin with the names of the fields
+		return &Format{Name: "w3c"}, "", nil // its lines begin with the names of the fields
 	}
+	most, other := 0, ""
 	for i := range builtIn {
-		read := 0
+		read, firstUnread, firstOther := 0, "", ""
 		for _, line := range lines {
 			var fields fieldReader
 			e := Entry{}
-			if builtIn[i].parse(&fields, strings.TrimRight(line, "\r"), &e) && fields.finish(&e) == nil {
-				read++
+			rest, ok := builtIn[i].parse(&fields, strings.TrimRight(line, "\r"), &e)
+			if !ok || fields.finish(&e) != nil {
+				firstOther = cmp.Or(firstOther, line)
+			} else if read++; read == 1 {
+				firstUnread = strings.TrimSpace(rest)
 			}
 		}
-		if read*100 >= 95*len(lines) {
-			return &builtIn[i], nil
+		if read > most+len(lines)/20 { // a more specific format may read some lines less
+			most, f, unread, other = read, &builtIn[i], firstUnread, firstOther
 		}
 	}
-	return nil, fmt.Errorf("the format of the log is not known; the first line is %q. Write --format with the log_format line of your nginx, or with a regular expression", wording.ClipAt(lines[0], 200))
+	switch {
+	case f == nil:
+		return nil, "", fmt.Errorf("the format of the log is not known; the first line is %q. Write --format with the log_format line of your nginx, or with a regular expression", wording.ClipAt(lines[0], 200))
+	case most*2 < len(lines):
+		return nil, "", fmt.Errorf("only %d of the first %d lines have the format %s; another one is %q. Write --format %s to skip such lines", most, len(lines), f.Name, wording.ClipAt(other, 200), f.Name)
+	case !strings.Contains(f.Name, "comm") && !strings.Contains(f.Name, "combined"):
+		unread = "" // servers add such fields, which do not matter
+	}
+	return f, unread, nil
+}
+
+// kindOf says what a file is that cannot be a log, by its first line, and how to read it.
+func kindOf(line string) string {
+	switch {
+	case strings.HasPrefix(line, "\xfd7zXZ"), strings.HasPrefix(line, "PK\x03\x04"):
+		return "the file is compressed by xz or zip; decompress it, as in xz -dc FILE | penstock replay -"
+	case strings.HasPrefix(line, "\xff\xfe"), strings.HasPrefix(line, "\xfe\xff"):
+		return "the file is text in UTF-16; convert it to UTF-8, as with iconv"
+	case strings.TrimSpace(line) == "[", strings.TrimSpace(line) == "{", strings.HasPrefix(line, "[{"):
+		return "the file is JSON with an object in several lines, or a list; write one object per line, as with jq -c '.[]'"
+	}
+	return ""
+}
+
+// reads reads a line into an entry, and reports whether it is a request.
+func (f *Format) reads(r *fieldReader, line string, e *Entry) bool {
+	_, ok := f.parse(r, line, e)
+	return ok && r.finish(e) == nil
+}
+
+// explained returns an error of reading with its cause, if the cause is known.
+func explained(err error) error {
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		return errors.New("the compressed file ends here, in the middle of its data; is it still being written?")
+	}
+	return err
 }
 
 // advance reads the next request of a source. Lines that are none are counted.
@@ -298,9 +347,11 @@ func (s *source) advance() error {
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("%s:%d: %w", s.name, s.line+1, err)
+			return fmt.Errorf("%s:%d: %w", s.name, s.line+1, explained(err))
 		}
-		s.line++
+		if s.line++; s.line == 1 {
+			line = strings.TrimPrefix(line, string(byteOrderMark))
+		}
 		if strings.TrimSpace(line) == "" {
 			continue
 		}
@@ -310,10 +361,11 @@ func (s *source) advance() error {
 		}
 		s.stats.Lines++
 		e := &Entry{raw: line}
-		if s.format.parse != nil && len(line) < maxLine && s.format.parse(&s.fields, line, e) && s.fields.finish(e) == nil {
+		if s.format.parse != nil && len(line) < maxLine && s.format.reads(&s.fields, line, e) {
 			s.finest = smaller(s.finest, e.step)
 			s.stats.Resolution = smaller(s.stats.Resolution, e.step)
 			s.stats.Durations = s.stats.Durations || s.fields.durations
+			s.stats.Statuses = s.stats.Statuses || e.Status > 0
 			s.next = e
 			return nil
 		}
@@ -356,20 +408,20 @@ func (s *source) readDirective(line string) {
 			set[i] = setterOf(name)
 		}
 	}
-	s.format = &Format{"w3c", func(r *fieldReader, line string, e *Entry) bool {
+	s.format = &Format{"w3c", func(r *fieldReader, line string, e *Entry) (rest string, ok bool) {
 		values := strings.Split(line, "\t")
 		if len(values) < len(set) {
 			values = strings.Fields(line)
 		}
 		if len(values) < len(set) || date < 0 || clock < 0 {
-			return false
+			return "", false
 		}
 		for i := range set {
 			if set[i] != nil && !set[i](r, e, values[i]) {
-				return false
+				return "", false
 			}
 		}
-		return setISOTime(r, e, values[date]+" "+values[clock])
+		return "", setISOTime(r, e, values[date]+" "+values[clock])
 	}}
 }
 

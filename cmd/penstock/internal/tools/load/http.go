@@ -84,8 +84,11 @@ func ParseTarget(text string) (t HTTPTarget, err error) {
 func ParseHeader(text string) (Header, error) {
 	name, value, ok := strings.Cut(text, ":")
 	value = strings.Trim(value, " \t")
-	if !ok || !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) {
+	switch {
+	case !ok || !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value):
 		return Header{}, fmt.Errorf("%q is no header; write 'Name: value', as in 'X-API-Key: load-$client'", wording.Clip(text))
+	case strings.Contains(expand(value, 1), "$"):
+		return Header{}, fmt.Errorf("the header %q has a variable that is not known; $client and $address are", wording.Clip(text))
 	}
 	return Header{name, value}, nil
 }

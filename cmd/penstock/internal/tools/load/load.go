@@ -24,6 +24,7 @@ type Options struct {
 	ShouldObey  bool           // clients of the Arrivals wait for the Retry-After of a denial
 	Limit       *penstock.Plan // of each client at each target. Default: those that the answers state
 	MaxInFlight int            // further requests wait in the client. Default: 10,000
+	Allowed     []int          // statuses of 400 or more that say that limits admitted the request. Default: none
 
 	// Send sends a request of a client to a target, and returns its answer. Clients count from 1.
 	Send func(ctx context.Context, target int, client int64) Answer
@@ -78,6 +79,7 @@ func Run(ctx context.Context, o Options) *Report {
 		r.weight += w
 	}
 	r.tally = newTally(len(o.Weights), o.Limit)
+	r.tally.allowedStatuses = o.Allowed
 	requests, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(grace, cancel) })()

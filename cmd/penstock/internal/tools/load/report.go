@@ -27,15 +27,16 @@ type sample struct {
 
 // A tally counts samples. Its memory does not grow with their number.
 type tally struct {
-	mu        sync.Mutex
-	total     Counts
-	statuses  map[int]int64
-	failures  map[Failure]int64
-	firstErr  error
-	lastSent  time.Duration
-	queued    int64
-	hasStream bool
-	judge     judge
+	allowedStatuses []int
+	mu              sync.Mutex
+	total           Counts
+	statuses        map[int]int64
+	failures        map[Failure]int64
+	firstErr        error
+	lastSent        time.Duration
+	queued          int64
+	hasStream       bool
+	judge           judge
 
 	allowed, service, denied, late *hdrhistogram.Histogram
 	targets                        []targetTally
@@ -69,23 +70,23 @@ func newTally(targets int, limit *penstock.Plan) *tally {
 // Counts are numbers of requests.
 type Counts struct {
 	Sent       int64 `json:"sent"`
-	Allowed    int64 `json:"allowed"`    // answered with a status below 400
+	Allowed    int64 `json:"allowed"`    // answered with a status below 400, or one of Options.Allowed
 	Denied     int64 `json:"denied"`     // answered with 429
 	Failed     int64 `json:"failed"`     // answered with another status
 	Unanswered int64 `json:"unanswered"` // see Failures
 }
 
-func (c *Counts) add(a *Answer) {
+func (c *Counts) add(a *Answer, isAllowed bool) {
 	c.Sent++
 	switch {
 	case a.Status == 0:
 		c.Unanswered++
 	case a.Status == http.StatusTooManyRequests:
 		c.Denied++
-	case a.Status >= 400:
-		c.Failed++
-	default:
+	case isAllowed:
 		c.Allowed++
+	default:
+		c.Failed++
 	}
 }
 
@@ -93,8 +94,9 @@ func (t *tally) add(s *sample) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	target := &t.targets[s.target]
-	t.total.add(&s.answer)
-	target.add(&s.answer)
+	isAllowed := s.answer.Status < 400 || slices.Contains(t.allowedStatuses, s.answer.Status)
+	t.total.add(&s.answer, isAllowed)
+	target.add(&s.answer, isAllowed)
 	t.lastSent = max(t.lastSent, s.sent)
 	if s.isQueued {
 		t.queued++
@@ -114,7 +116,7 @@ func (t *tally) add(s *sample) {
 	default:
 		t.addAllowed(target, s)
 		t.statuses[a.Status]++
-		if a.Status < 400 {
+		if isAllowed {
 			t.judge.admit(s)
 		}
 	}
@@ -199,7 +201,7 @@ func (t *tally) report(took, busy time.Duration, isInterrupted bool) *Report {
 		r.Error = t.firstErr.Error()
 	}
 	if t.lastSent > 0 {
-		r.Rate = float64(t.total.Sent) / t.lastSent.Seconds()
+		r.Rate = float64(t.total.Sent-1) / t.lastSent.Seconds() // the first request was sent at 0
 	}
 	for i := range t.targets {
 		r.Targets = append(r.Targets, Target{Counts: t.targets[i].Counts, Latency: latencyOf(t.targets[i].allowed)})

@@ -63,6 +63,7 @@ type Report struct {
 	OnlyOld      int64           `json:"denied_only_by_old_policy,omitempty"` // requests
 	OnlyNew      int64           `json:"denied_only_by_policy,omitempty"`
 	NeedsHeaders []Need          `json:"needs_headers"` // that no line has
+	Undecided    []Need          `json:"undecided"`     // limits that need a duration or a status, which no line has
 
 	// WithoutAddress is how many requests have no address in the log. They count as those of one
 	// client.
@@ -72,7 +73,8 @@ type Report struct {
 // A Need is a part of requests that a rule reads and no line of the log has.
 type Need struct {
 	Rule   string `json:"rule"`
-	Source string `json:"source"` // as policy files write it
+	Limit  string `json:"limit,omitempty"`
+	Source string `json:"source"` // as policy files write it, or what of the response is missing
 }
 
 // A Result counts what one policy decided.
@@ -87,16 +89,17 @@ type Result struct {
 	// It is nil if the log has finer time stamps, and with retries.
 	DeniedIfSpread *int64 `json:"denied_if_spread,omitempty"`
 
-	Identities       int64            `json:"identities"`
+	Identities       int64            `json:"identities"` // each counts once, however many rules have it
 	DeniedIdentities int64            `json:"denied_identities"`
-	Merged           int64            `json:"requests_without_identity"` // beyond the first million identities
+	Merged           int64            `json:"requests_without_identity"` // beyond the first million identities of rules
 	LongestWait      float64          `json:"longest_wait"`              // seconds
 	Demand           accesslog.Demand `json:"demand"`                    // of the first tries
 	Rules            []Rule           `json:"rules"`
 	Top              []Identity       `json:"most_denied"` // the most denied identities first
 }
 
-// A Rule counts the requests for which a limit of the rule mattered most.
+// A Rule counts the requests for which a limit of the rule mattered most: it denied the request, or
+// has the least left.
 type Rule struct {
 	Name             string    `json:"name"`
 	Requests         int64     `json:"requests"`
@@ -255,7 +258,7 @@ func isDenial(o admission.Outcome) bool {
 }
 
 func (r *replayer) report() *Report {
-	report := &Report{Log: r.options.Log.Stats(), Denied429: r.denied429, OnlyOld: r.onlyOld, OnlyNew: r.onlyNew, NeedsHeaders: []Need{}, WithoutAddress: r.noAddress}
+	report := &Report{Log: r.options.Log.Stats(), Denied429: r.denied429, OnlyOld: r.onlyOld, OnlyNew: r.onlyNew, NeedsHeaders: []Need{}, Undecided: []Need{}, WithoutAddress: r.noAddress}
 	report.Log.Rejected += r.rejected
 	report.Log.Requests -= r.rejected
 	report.Policy = r.tallies[0].finish(r.options.ShowsIdentities)
@@ -268,13 +271,19 @@ func (r *replayer) report() *Report {
 	for _, rule := range r.options.Rules.Spec().Rules {
 		seen := make(map[string]bool)
 		for _, l := range rule.Limits {
+			switch {
+			case l.Variants[0].Algorithm().NeedsHolder() && !report.Log.Durations:
+				report.Undecided = append(report.Undecided, Need{rule.Name, l.Name, "duration"})
+			case l.Status != nil && !report.Log.Statuses:
+				report.Undecided = append(report.Undecided, Need{rule.Name, l.Name, "status"})
+			}
 			for _, source := range sourcesOf(l.Key) {
 				text := source.String()
 				isMissing := source.Kind == policy.KindClaim || source.Kind == policy.KindCookie && !r.headers["Cookie"] ||
 					source.Kind == policy.KindHeader && !r.headers[http.CanonicalHeaderKey(source.Name)]
 				if isMissing && !seen[text] {
 					seen[text] = true
-					report.NeedsHeaders = append(report.NeedsHeaders, Need{rule.Name, text})
+					report.NeedsHeaders = append(report.NeedsHeaders, Need{Rule: rule.Name, Source: text})
 				}
 			}
 		}
@@ -416,11 +425,17 @@ func (t *tally) finish(showsIdentities bool) *Result {
 			r.Rules = append(r.Rules, Rule{Name: rule.Name})
 		}
 	}
-	r.Identities = int64(len(t.byKey))
+	isDenied := make(map[string]bool) // by key: several rules may have the same identities
 	for _, id := range t.byKey {
+		isDenied[id.Key] = isDenied[id.Key] || id.Denied > 0
 		if id.Denied > 0 {
-			r.DeniedIdentities++
 			r.Top = append(r.Top, *id)
+		}
+	}
+	r.Identities = int64(len(isDenied))
+	for _, is := range isDenied {
+		if is {
+			r.DeniedIdentities++
 		}
 	}
 	slices.SortFunc(r.Top, func(a, b Identity) int {
@@ -439,8 +454,11 @@ func (t *tally) finish(showsIdentities bool) *Result {
 func ParseHeader(text string) (Header, error) {
 	name, value, ok := strings.Cut(text, ":")
 	value = strings.TrimSpace(value)
-	if !ok || !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) || value == "" {
+	switch isUser := value == "$remote_user"; {
+	case !ok || !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) || value == "":
 		return Header{}, fmt.Errorf("%q is no header; write a name and a value, as in 'X-API-Key: $remote_user'", wording.Clip(text))
+	case strings.Contains(value, "$") && !isUser:
+		return Header{}, fmt.Errorf("the header %q has a variable that is not known; only $remote_user is, as the whole value. Headers that the log has need no --header: write --format with $http_x_api_key", wording.Clip(text))
 	}
 	return Header{http.CanonicalHeaderKey(name), value, value == "$remote_user"}, nil
 }

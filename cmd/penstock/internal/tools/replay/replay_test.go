@@ -172,7 +172,7 @@ func TestPoliciesAreCompared(t *testing.T) {
 func TestMissingPartsAreNamed(t *testing.T) {
 	rules := rulesOf(t, "rules: [{name: a, per: {first_of: [{key: header X-API-Key}, ip]}, limits: [{rate: 1/s}]}]")
 	line := `192.0.2.1 - ann [04/Mar/2026:05:06:07 +0000] "GET / HTTP/1.1" 200 1`
-	if report := replay(t, []string{line}, Options{Rules: rules}); len(report.NeedsHeaders) != 1 || report.NeedsHeaders[0] != (Need{"a", "header X-API-Key"}) {
+	if report := replay(t, []string{line}, Options{Rules: rules}); len(report.NeedsHeaders) != 1 || report.NeedsHeaders[0] != (Need{Rule: "a", Source: "header X-API-Key"}) {
 		t.Errorf("the report needs %v; want header X-API-Key", report.NeedsHeaders)
 	}
 	h, err := ParseHeader("x-api-key: $remote_user")

@@ -83,6 +83,7 @@ type Report struct {
 	Chosen          *Point           `json:"chosen"`            // of the frontier; null without
 	Counted         *Counted         `json:"counted,omitempty"` // if it is no token bucket
 	Suggested       *Limit           `json:"suggested"`
+	Beyond          Beyond           `json:"beyond_suggested"`
 	All             []Point          `json:"all_clients_together"`
 	Busiest         []Identity       `json:"busiest"`
 
@@ -101,6 +102,15 @@ type Limit struct {
 	Rate      string `json:"rate,omitempty"`
 	Burst     int64  `json:"burst,omitempty"`
 	InFlight  int64  `json:"in_flight,omitempty"`
+
+	count int64 // of a window or in flight
+}
+
+// Beyond counts the clients that the suggested limit may deny at times, with the outliers. The
+// headroom may admit some of them.
+type Beyond struct {
+	Clients  int64 `json:"clients"`
+	Requests int64 `json:"requests"` // that these clients sent
 }
 
 // String returns the limit as policy files write it.
@@ -303,6 +313,16 @@ func (r *Report) compute(clients []client, all *curve, o Options) {
 	} else {
 		r.choose()
 	}
+	for _, c := range clients {
+		isBeyond := c.peak != nil && c.peak.most() > r.Suggested.count
+		if c.peak == nil {
+			isBeyond = c.burst(r.Chosen.at) > r.Suggested.Burst
+		}
+		if isBeyond {
+			r.Beyond.Clients++
+			r.Beyond.Requests += c.requests
+		}
+	}
 	r.IsUncertain = o.Budget > 0 && float64(len(counted))*o.Budget < minIdentities
 	for i, c := range clients[:min(len(clients), max(maxListed, len(clients)-len(counted)))] {
 		id := Identity{Key: c.key, Requests: c.requests, PerMinute: c.inWindow[0].most}
@@ -349,8 +369,8 @@ func (r *Report) choose() {
 // count suggests a window, or a number of requests in flight.
 func (r *Report) count(o Options, counts map[string]int64, all int64) {
 	r.Counted = &Counted{Algorithm: o.Algorithm, Counts: counts, All: all}
-	r.Suggested = &Limit{Algorithm: o.Algorithm}
 	count := roundUp(float64(counts[BudgetName(r.Budget)]) * r.Headroom)
+	r.Suggested = &Limit{Algorithm: o.Algorithm, count: count}
 	if o.Algorithm == penstock.Concurrency.Title() {
 		r.Suggested.InFlight = count
 		return
