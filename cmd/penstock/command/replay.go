@@ -191,7 +191,7 @@ func printOld(out io.Writer, r *replay.Report) {
 	printable.Fprintf(out, "Only this policy denies %d of them, and only the other one %d.\n", r.OnlyNew, r.OnlyOld)
 }
 
-// maxLateShare is the largest part of the requests that may be late. Further ones change the result.
+// maxLateShare is the part of the requests that may be late. More would distort the result.
 const maxLateShare = 0.01
 
 // checkLog returns an error if no line of a log was read as a request, or if the log is not in the
