@@ -47,7 +47,8 @@ func newSuggest() *cobra.Command {
 	f := c.Flags()
 	f.StringVar(&s.per, "per", "ip", "what a client is: ip, user, global, or a header as in 'header X-API-Key'")
 	f.StringSliceVar(&s.proxies, "trusted-proxies", nil, "addresses of the load balancers in the log, as in 10.0.0.0/8; the client is then in X-Forwarded-For, which the log must have")
-	f.StringVar(&s.path, "path", "", "count only requests of this path, as in a rule: '/search/**'")
+	f.StringArrayVar(&s.paths, "path", nil, "count only requests of this path, as in a rule: '/search/**'; repeat it for more")
+	f.StringArrayVar(&s.methods, "method", nil, "count only requests with this method, such as POST; repeat it for more")
 	f.StringVar(&s.budget, "budget", "1%", "share of the clients that the limit may ever deny")
 	f.StringVar(&s.algorithm, "algorithm", suggest.Algorithms()[0], "what to suggest: "+wording.List(suggest.Algorithms(), "or"))
 	f.DurationVar(&s.window, "window", time.Minute, "length of the window of fixed-window and sliding-log")
@@ -65,11 +66,11 @@ func newSuggest() *cobra.Command {
 const maxWindow = 7 * 24 * time.Hour
 
 type suggestCommand struct {
-	per, path, budget, algorithm, format, identities, html, output string
-	window                                                         time.Duration
-	headroom                                                       float64
-	keepsOutliers                                                  bool
-	proxies                                                        []string
+	per, budget, algorithm, format, identities, html, output string
+	window                                                   time.Duration
+	headroom                                                 float64
+	keepsOutliers                                            bool
+	proxies, paths, methods                                  []string
 }
 
 func (s *suggestCommand) run(c *cobra.Command, logs []string) error {
@@ -135,10 +136,8 @@ func (s *suggestCommand) read() (o suggest.Options, format *accesslog.Format, er
 	if o.Identity, err = identityOf(s.per, clientaddress.New(s.proxies, forwardedFor)); err != nil {
 		return o, nil, err
 	}
-	if s.path != "" {
-		if o.IsIncluded, err = includes(s.path); err != nil {
-			return o, nil, fmt.Errorf("--path: %w", err)
-		}
+	if o.IsIncluded, err = includes(s.paths, s.methods); err != nil {
+		return o, nil, err
 	}
 	if s.format != "" {
 		format, err = accesslog.NewFormat(s.format)
@@ -193,20 +192,31 @@ func identityOf(per string, proxies *clientaddress.Proxies) (func(*accesslog.Ent
 	return nil, fmt.Errorf("--per is %q; write ip, user, global, or a header as in 'header X-API-Key'", wording.Clip(per))
 }
 
-// includes returns the function that reports whether the path of a request matches a pattern.
-func includes(path string) (func(*accesslog.Entry) bool, error) {
+// includes returns the function that reports whether a request has one of the paths, if there are
+// any, and one of the methods.
+func includes(patterns, methods []string) (func(*accesslog.Entry) bool, error) {
 	var paths policy.Paths
-	pattern, err := match.ParsePattern(path, paths.Clean, false)
-	if err != nil {
-		return nil, err
+	var parsed []match.Pattern
+	for _, text := range patterns {
+		p, err := match.ParsePattern(text, paths.Clean, false)
+		if err != nil {
+			return nil, fmt.Errorf("--path: %w", err)
+		}
+		parsed = append(parsed, p)
 	}
 	return func(e *accesslog.Entry) bool {
+		if len(methods) > 0 && !slices.ContainsFunc(methods, func(m string) bool { return strings.EqualFold(m, e.Method) }) {
+			return false
+		}
+		if len(parsed) == 0 {
+			return true
+		}
 		u, err := url.ParseRequestURI(e.Target)
 		if err != nil {
 			return false
 		}
 		clean, err := paths.Clean(u.EscapedPath())
-		return err == nil && pattern.Matches(clean)
+		return err == nil && slices.ContainsFunc(parsed, func(p match.Pattern) bool { return p.Matches(clean) })
 	}, nil
 }
 
@@ -294,9 +304,20 @@ func (s *suggestCommand) policy(l *suggest.Limit) string {
 	if header, ok := strings.CutPrefix(per, "header "); ok {
 		per = "{key: header " + header + "}"
 	}
+	var conditions []string
+	for name, values := range map[string][]string{"method": s.methods, "path": s.paths} {
+		var quoted []string
+		for _, v := range values {
+			quoted = append(quoted, strconv.Quote(v))
+		}
+		if quoted != nil {
+			conditions = append(conditions, name+": ["+strings.Join(quoted, ", ")+"]")
+		}
+	}
+	slices.Sort(conditions)
 	matched := ""
-	if s.path != "" {
-		matched = "    match: {path: " + strconv.Quote(s.path) + "}\n"
+	if conditions != nil {
+		matched = "    match: {" + strings.Join(conditions, ", ") + "}\n"
 	}
 	if per == "user" {
 		per = "{user: header X-User}   # what identifies your users; for the users of a log: replay --header 'X-User: $remote_user'"

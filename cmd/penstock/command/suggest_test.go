@@ -54,7 +54,7 @@ func TestHowHighOfTheDocs(t *testing.T) {
 // TestSuggestedPolicyDeniesOnlyOutliers: the policy that suggest prints is valid. If it is
 // enforced, it denies the two abusers of the log and no other client.
 func TestSuggestedPolicyDeniesOnlyOutliers(t *testing.T) {
-	for _, flags := range [][]string{{"--path", "/**"}, {"--algorithm", "fixed-window"}, {"--algorithm", "sliding-log", "--window", "10m"}} {
+	for _, flags := range [][]string{{"--path", "/search", "--path", "/**", "--method", "GET", "--method", "POST"}, {"--algorithm", "fixed-window"}, {"--algorithm", "sliding-log", "--window", "10m"}} {
 		_, suggested, _ := command(append([]string{"suggest", shopLog}, flags...)...)
 		text := strings.Replace(suggestedPolicy(t, suggested), "    shadow: true", "    # shadow: true", 1)
 		if _, err := policyfile.Parse("rules.yaml", []byte(text), nil, policyfile.Options{}); err != nil {
@@ -115,6 +115,9 @@ func TestSuggestCountsWhatItIsAskedTo(t *testing.T) {
 		"":                    {5, 2},
 		"--path /a":           {4, 2},
 		"--path /b":           {1, 1},
+		"--path /a --path /b": {5, 2},
+		"--method POST":       {0, 0},
+		"--method get":        {5, 2},
 		"--per user":          {1, 1},
 		"--per global":        {5, 1},
 		"--per header\tX-Key": {0, 0},

@@ -289,7 +289,14 @@ func TestProgressEndsWithAllBytes(t *testing.T) {
 	if err := os.WriteFile(path, []byte(line), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	for _, names := range [][]string{{path, path}, {path, "-"}} {
+	other := filepath.Join(t.TempDir(), "other")
+	if err := os.WriteFile(other, []byte(line), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open([]string{path, other, path}, nil, nil); err == nil || !strings.Contains(err.Error(), path+" is given twice") {
+		t.Errorf("a file given twice: the error is %v; want one that names it", err)
+	}
+	for _, names := range [][]string{{path, other}, {path, "-"}} {
 		r, err := Open(names, strings.NewReader(line), nil)
 		if err != nil {
 			t.Fatal(err)

@@ -83,7 +83,10 @@ func Open(names []string, stdin io.Reader, format *Format) (*Reader, error) {
 	}
 	r := &Reader{}
 	isKnown := true // the size of all files
-	for _, name := range names {
+	for i, name := range names {
+		if slices.Contains(names[:i], name) {
+			return nil, errors.Join(fmt.Errorf("%s is given twice, so its requests would count twice", name), r.Close())
+		}
 		info, err := os.Stat(name)
 		if isKnown = isKnown && err == nil && info.Mode().IsRegular(); isKnown {
 			r.total += info.Size()

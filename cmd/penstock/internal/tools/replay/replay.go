@@ -443,7 +443,10 @@ func (t *tally) finish(showsIdentities bool) *Result {
 	})
 	r.Top = r.Top[:min(len(r.Top), maxListed)]
 	for i := range r.Top {
-		if id := &r.Top[i]; !showsIdentities {
+		switch id := &r.Top[i]; {
+		case id.Key == "ip:"+unknownAddress.String():
+			id.Key = "(no address)"
+		case !showsIdentities:
 			id.Key = redact.Mask(id.Key)
 		}
 	}
