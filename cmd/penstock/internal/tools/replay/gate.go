@@ -135,8 +135,7 @@ func (r *response) Header() http.Header         { return r.header }
 func (r *response) Write(p []byte) (int, error) { return len(p), nil }
 func (r *response) WriteHeader(int)             {}
 
-// unknownAddress is the address of requests whose log has none: the dummy address of RFC 7600, which
-// no client has.
+// unknownAddress is that of requests whose log has none: the dummy address of RFC 7600.
 var unknownAddress = netip.MustParseAddr("192.0.0.8")
 
 // newRequest makes the request that a server would have received. It returns nil if the target is
