@@ -56,6 +56,10 @@ func render(root *schema, title string) ([]byte, error) {
 	if root.Definitions == nil {
 		root.Definitions = definitions()
 	}
+	return indent(root)
+}
+
+func indent(root *schema) ([]byte, error) {
 	text, err := json.Marshal(root)
 	if err != nil {
 		return nil, err

@@ -2,7 +2,6 @@ package schemagen
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"go/ast"
 	"go/parser"
@@ -48,14 +47,7 @@ func generateReport(name string, comments map[string]string) ([]byte, error) {
 	addComments(s, reports[name], comments)
 	s.Schema = draft2020
 	s.Title = "What penstock " + name + " -o json prints"
-	text, err := json.Marshal(s)
-	if err != nil {
-		return nil, err
-	}
-	var pretty bytes.Buffer
-	err = json.Indent(&pretty, text, "", "  ")
-	pretty.WriteByte('\n')
-	return pretty.Bytes(), err
+	return indent(s)
 }
 
 const draft2020 = "https://json-schema.org/draft/2020-12/schema"
