@@ -369,7 +369,7 @@ func (r *Rejection) add(l *policy.Limit, retryAfter time.Duration) {
 	if !l.InHeaders {
 		r.hidden |= 1 << len(r.Policies)
 	}
-	r.Policies = append(r.Policies, l.Policy)
+	r.Policies = append(r.Policies, l.FullName)
 }
 
 // applyError finds the outcome of a request that has no decision. If the request's context has

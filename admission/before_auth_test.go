@@ -54,7 +54,7 @@ rules:
 		a, outcome := admit(path)
 		var got []string
 		for _, s := range a.AppendVisible(nil) {
-			got = append(got, s.Limit.Policy)
+			got = append(got, s.Limit.FullName)
 		}
 		if _, isLimited := a.Decision(); !outcome.IsAdmitted() || isLimited != (visible != nil) || !slices.Equal(got, visible) {
 			t.Errorf("the request for %s is %v, has a decision: %t, and its visible limits are %v; want it admitted, with the visible limits %v, and a decision only if there are some", path, outcome, isLimited, got, visible)

@@ -28,7 +28,7 @@ func chargesOf(t *testing.T, onFailure guard.FailureMode, counts ...int64) *admi
 			t.Fatal(err)
 		}
 		c.Charges = append(c.Charges, penstock.Charge{Key: "user:42", Plan: plan, Cost: 1})
-		c.Limits = append(c.Limits, &policy.Limit{Rule: rule, Name: name, Policy: "direct." + name, InHeaders: true, Guard: guard.Settings{OnFailure: onFailure}})
+		c.Limits = append(c.Limits, &policy.Limit{Rule: rule, Name: name, FullName: "direct." + name, InHeaders: true, Guard: guard.Settings{OnFailure: onFailure}})
 	}
 	return c
 }

@@ -50,7 +50,7 @@ func (t *transport) admit(r *http.Request, q jsonRequest) jsonResponse {
 	why := a.Rejection()
 	reply := jsonResponse{Outcome: outcome.String(), Rule: why.Rule, Policies: why.Policies, RetryAfter: why.RetryAfter, Remaining: make(map[string]int64)}
 	for _, s := range a.AppendVisible(nil) {
-		reply.Remaining[s.Limit.Policy] = s.Status.Remaining
+		reply.Remaining[s.Limit.FullName] = s.Status.Remaining
 	}
 	if err != nil {
 		reply.Error = err.Error()

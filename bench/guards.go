@@ -65,7 +65,7 @@ func wrapLease(store *redisstore.Store, limit *penstock.Plan) (penstock.Store, i
 func leaseExcess(limit *penstock.Plan) int64 {
 	for _, b := range (guard.Options{Limits: settingsWithLease, Instances: 1}).Bounds(limit) {
 		if b.When == "leased" {
-			return b.Over
+			return b.MaxExcess
 		}
 	}
 	return 0

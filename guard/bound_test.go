@@ -167,7 +167,7 @@ func (f *fleet) load(random *rand.Rand, perSecond float64) load {
 func boundOf(t *testing.T, n int, limit penstock.Limit, when string) float64 {
 	for _, b := range (guard.Options{Instances: n}).Bounds(limit.MustCompile()) {
 		if b.When == when {
-			return float64(b.Over)
+			return float64(b.MaxExcess)
 		}
 	}
 	t.Fatalf("Bounds has no bound for %q; want one", when)

@@ -17,15 +17,15 @@ type Bound struct {
 	// "store forgets" or "clock forward".
 	When string
 
-	// Over is the number of units beyond the limit that all instances together may admit under one
-	// key. The number is for any interval that the situation touches. Unbounded: any number.
-	Over int64
+	// MaxExcess is how many units beyond the limit all instances together may admit under one key, in
+	// any interval that the situation touches. Unbounded: any number.
+	MaxExcess int64
 
 	// Text is the bound in words.
 	Text string
 }
 
-// Unbounded is the Over of a situation without a bound.
+// Unbounded is the MaxExcess of a situation without a bound.
 const Unbounded = math.MaxInt64
 
 // Bounds returns what Standard with these Options guarantees for a limit, one Bound for each

@@ -83,8 +83,8 @@ func TestBoundsOfEachSetting(t *testing.T) {
 		for _, b := range options.Bounds(c.limit.MustCompile()) {
 			if b.When == c.when {
 				found = true
-				if b.Over != c.over || b.Text != c.text {
-					t.Errorf("limit %v, %d instances, when %q: Over is %d and Text %q; want %d and %q", c.limit, c.instances, c.when, b.Over, b.Text, c.over, c.text)
+				if b.MaxExcess != c.over || b.Text != c.text {
+					t.Errorf("limit %v, %d instances, when %q: MaxExcess is %d and Text %q; want %d and %q", c.limit, c.instances, c.when, b.MaxExcess, b.Text, c.over, c.text)
 				}
 			}
 		}
@@ -110,7 +110,7 @@ func TestClockJumpReachesItsBoundOfFixedWindows(t *testing.T) {
 		granted += d.Status(0).Granted
 	}
 	bounds := guard.Options{}.Bounds(limit)
-	if over := bounds[slices.IndexFunc(bounds, func(b guard.Bound) bool { return b.When == "clock forward" })].Over; granted != 20+over {
+	if over := bounds[slices.IndexFunc(bounds, func(b guard.Bound) bool { return b.When == "clock forward" })].MaxExcess; granted != 20+over {
 		t.Errorf("four windows within 0.7 s granted %d units; want 20, the limit's own bound, and %d more", granted, over)
 	}
 }

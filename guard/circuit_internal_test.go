@@ -409,7 +409,7 @@ func TestBoundsOfLimitsThatAreNotValid(t *testing.T) {
 		return Settings{OnFailure: FailOpen, Ceiling: penstock.Limit{Count: -1, Period: time.Second}}
 	}}
 	for _, b := range o.Bounds(penstock.PerSecond(9).MustCompile()) {
-		if b.When == "store fails" && (b.Over != 0 || b.Text != "nothing passes: the ceiling is not valid") {
+		if b.When == "store fails" && (b.MaxExcess != 0 || b.Text != "nothing passes: the ceiling is not valid") {
 			t.Errorf("the bound of a ceiling that is not valid is %+v; want that nothing passes", b)
 		}
 	}

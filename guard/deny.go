@@ -15,28 +15,30 @@ import (
 
 // DenyOptions configure Deny. The zero value is useful.
 type DenyOptions struct {
-	// MaxAge is the longest time for which a denial is cached. A Refund, Reset or Force that does not
-	// pass through this guard may stay unnoticed for as long. Default: 1 s.
+	// MaxAge is the longest time for which a denial is cached. If another instance refunds, resets or
+	// forces a charge of the same counter, this guard may not notice it for as long. Default: 1 s.
 	MaxAge time.Duration
 
 	// MaxEntries is the largest number of cached denials, rounded up to a power of two of at least
-	// 8. A new denial replaces the one that ends first, which costs one more call to the store. A
-	// denial takes about 190 bytes, 110 more for each charge beyond the first, and the plan that it
-	// keeps alive. Default: 65,536.
+	// 8. If there are more, the denial that ends first is removed, and the next request for it is sent
+	// to the store. A denial takes about 190 bytes, and 110 more for each charge beyond the first. It
+	// also keeps the plans of its limits in memory. Default: 65,536.
 	MaxEntries int
 }
 
 // Deny caches denials of the store and repeats them. So requests of a key over its limit do not
 // reach the store, at any request rate.
 //
-// A denial is cached for MaxAge at most, and only while no other request can be granted. Until then
-// nobody changes the counter, so the denial is exact: Remaining, RetryAfter and ResetAfter are
-// counted down, and are those that the store would return. For requests of equal costs, this lasts
-// until RetryAfter. If the limit has requests of smaller costs, it lasts until the smallest of them
-// fits. RetryAfter counts from before the request was sent, and is shortened by 0.1 % and 2 µs
-// because clocks differ. Decisions of the cache have the Source FromDenyCache. In Standard, a grant
-// of a bucket's last tokens is cached too, as a denial of the next request. So the store decides
-// few requests besides those that it grants.
+// A denial is cached for MaxAge at most, and only while no request of the limit can be granted. As
+// long as none is granted, nobody changes the counter. So the cache knows what the store would
+// return: it counts Remaining, RetryAfter and ResetAfter down. If all requests of the limit have one
+// cost, the denial ends at RetryAfter. Otherwise it ends when the smallest cost fits. RetryAfter
+// counts from before the request was sent, and is shortened by 0.1 % and 2 µs because clocks
+// differ. Decisions of the cache have the Source FromDenyCache.
+//
+// The guard of Standard also learns from grants: when a grant takes the last tokens of a bucket, the
+// next request would be denied, and this denial is cached. So the store decides few requests besides
+// those that it grants.
 //
 // A denial of a TokenBucket answers requests of any cost and Patience. That of another algorithm
 // answers requests of the same cost and Patience.
@@ -47,22 +49,23 @@ type DenyOptions struct {
 // A cached denial is correct: the store would deny too, because other charges only take units away.
 // The exceptions below end when the denial is MaxAge old:
 //
-//   - Others return units: by a Refund, a Reset, a failed batch over several slots of a Cluster, or
-//     a lease below this guard.
+//   - Units are returned without this guard: by a Refund or Reset of another instance, by a batch
+//     over several slots of a Cluster that fails, or by a Lease, which returns units that it did not
+//     spend.
 //   - A Refund or Reset through this guard takes effect in the store although its answer was lost.
 //   - The store loses data, or its clock jumps ahead.
-//   - A limit of another rate or Period shares the counter. Once it grants, used units return at
-//     its rate.
+//   - A limit with another Count or Period shares the counter, as tiers do. When that limit grants
+//     a request, used units return at its rate.
 //
-// Once a Refund, Reset or Force through this guard is answered, no older denial is used for its
-// counters.
+// When a Refund, Reset or Force through this guard has been answered, older denials of its counters
+// are no longer used. A Force changes the counter of a limit that denies.
 //
 // The numbers of a cached denial have these exceptions, which end with the denial:
 //
 //   - RetryAfter is too long by at most the time that the answer was in flight, or 1 µs too short.
-//   - RetryAfter is too short if another instance has used Force, or has granted a request that
-//     needs less, or has more Patience, than any request of this instance. The same holds if
-//     another instance has granted a limit with other numbers that uses the counter, as tiers do.
+//   - RetryAfter is too short if another instance has used Force, or has granted a request of a
+//     smaller cost or a longer Patience than any request of this instance. The same holds if another
+//     instance has granted a request of another tier that uses the counter.
 //   - Remaining of a SlidingWindow, SlidingLog or SubWindow does not count units that have come
 //     back since, but are too few for the request.
 //   - RetryAfter of a split limit is that of the answer.

@@ -57,7 +57,7 @@ func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
 	outageExcess := func(limit *penstock.Plan) (over int64) {
 		for _, b := range (guard.Options{}).Bounds(limit) {
 			if b.When == "store fails" || b.When == "store returns" {
-				over += b.Over
+				over += b.MaxExcess
 			}
 		}
 		return over

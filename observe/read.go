@@ -50,8 +50,8 @@ func (c *Counts) Errors(f func(reason string, n uint64)) {
 func (c *Counts) UnknownOutcomes() uint64 { return c.unknownOutcome.Load() }
 
 // Uncounted returns how many requests passed although a limit did not count them, because the store
-// gave no answer and the limit fails open. Of the decisions that ObserveDecision reports, it counts
-// those without any other limit.
+// gave no answer and the limit fails open. ObserveDecision adds only decisions whose limits all
+// fail open.
 func (c *Counts) Uncounted() uint64 { return c.uncounted.Load() }
 
 // TokensRejected calls f with the number of rejected tokens of each reason.

@@ -79,7 +79,7 @@ func TestListedAuthorizationsMatchEverySpellingOfTheScheme(t *testing.T) {
 	const listed, matched = "Bearer listed", "Bearer matched"
 	only := is(listed)
 	byAuth := By("auth", authorization)
-	byAuth.Only = &only
+	byAuth.AllowedValues = &only
 	newRules := func(change func(*Spec)) *Rules {
 		spec, err := Simple("search", byAuth, guard.FailOpen, penstock.PerSecond(10))
 		if err != nil {

@@ -22,9 +22,9 @@ const (
 
 // An Evaluation is the result of Rules for one request. It can be reused for another request.
 type Evaluation struct {
-	// Ambiguous is why the request must be rejected as malformed, or "". Something that identifies the
-	// client can then be read in several ways, such as a header that was sent twice. If Ambiguous is
-	// set, all other fields are empty. Ambiguous contains nothing that the client sent.
+	// Ambiguous is why the request must be rejected as malformed, or "". The reason is that servers
+	// could read different clients from the request, such as from a header that was sent twice. If
+	// Ambiguous is set, all other fields are empty. Ambiguous contains nothing that the client sent.
 	Ambiguous string
 
 	TokenError *TokenError // why the token is rejected; nil if the token is valid, if there is none, or if no rule needs it
@@ -54,7 +54,7 @@ type Shadow struct {
 type request struct {
 	rules               *Rules
 	attributes          Attributes
-	isStated            bool   // the caller states the key and the cost, and has no attributes
+	isStated            bool   // a program states the key and the cost: see EvaluateRule. There are no attributes
 	statedKey           string // if isStated
 	statedCost          int64  // if isStated
 	method              string
@@ -72,7 +72,7 @@ type request struct {
 	hasSkippedCheck     bool   // a signature check was skipped because of isBeforeAuth
 	isGrantedBeforeAuth bool   // the rules with before_auth have granted the request, and are skipped
 	hasMethodOverride   bool   // some servers use another method
-	ambiguous           string // the first reason why the client can be read in several ways
+	ambiguous           string // the first value for Evaluation.Ambiguous
 }
 
 // Evaluate finds the charges of a request, and sets v to the result.
@@ -307,7 +307,8 @@ func (q *request) charge(l *Limit) penstock.Charge {
 	return penstock.Charge{Key: q.key(l.Key), Plan: plan, Cost: q.cost(l), Patience: l.Patience, Holder: q.holderOf(plan)}
 }
 
-// holderOf returns the holder of a charge, if the limit's algorithm refunds by holder.
+// holderOf returns the ID under which the limit's algorithm records the units of the request, so
+// that only the request itself can return them. It is "" if the algorithm records no IDs.
 func (q *request) holderOf(plan *penstock.Plan) string {
 	if !plan.Algorithm().OwnsRefunds() {
 		return ""

@@ -11,14 +11,14 @@ import (
 
 // An Identity finds the key of a request: the text for its client, such as "key:abc",
 // "user:42,device:7" or "ip:192.0.2.1". Exactly one of Global, Func, FirstOf, AllOf and Source is
-// set. Requests without a key by their Identity share the key "unknown".
+// set. Requests for which an Identity finds no key share the key "unknown".
 type Identity struct {
 	Global bool // all requests share one key
 	Func   func(Attributes) string
 
-	Kind   string // in the key, before the colon
-	Source Source
-	Only   *Test // the values of Source that count; nil: all
+	Kind          string // in the key, before the colon
+	Source        Source
+	AllowedValues *Test // the values of Source that identify a client; nil: all
 
 	FirstOf []*Identity // the first that the request has
 	AllOf   []*Identity // all of them: their keys are joined
@@ -39,9 +39,9 @@ func By(kind string, source Source) *Identity { return &Identity{Kind: kind, Sou
 // ByFunc limits by the result of a function, which is the key without any change.
 func ByFunc(key func(Attributes) string) *Identity { return &Identity{Func: key} }
 
-const unknownKey = "unknown" // of requests without a key by their identity
+const unknownKey = "unknown" // of requests for which the identity finds no key
 
-// key returns the key of the request by an identity.
+// key returns the key that an identity finds for the request, or unknownKey.
 func (q *request) key(id *Identity) string {
 	if id.keyNumber > 0 && q.keys[id.keyNumber-1] != "" {
 		return q.keys[id.keyNumber-1]
@@ -56,7 +56,7 @@ func (q *request) key(id *Identity) string {
 	return key
 }
 
-// findKey returns the key by an identity, if the request has one.
+// findKey returns the key that an identity finds for the request, if there is one.
 func (q *request) findKey(id *Identity) (string, bool) {
 	switch {
 	case id.Global:
@@ -74,7 +74,7 @@ func (q *request) findKey(id *Identity) (string, bool) {
 		return q.combineKeys(id)
 	}
 	text, ok := q.text(&id.Source)
-	if !ok || id.Only != nil && !q.isListed(id.Only, text) {
+	if !ok || id.AllowedValues != nil && !q.isListed(id.AllowedValues, text) {
 		return "", false
 	}
 	return id.Kind + ":" + escape(text), true
@@ -138,22 +138,22 @@ func (id *Identity) ExampleKey(value string) string {
 	return id.Kind + ":" + value
 }
 
-// CanBe reports whether a text can be a key of the identity. CanBe checks only the first kind in
-// the text, and for an AllOf also whether the text has a comma.
-func (id *Identity) CanBe(text string) bool {
+// CanHaveKey reports whether a text can be a key of the identity. CanHaveKey checks only the first
+// kind in the text, and for an AllOf also whether the text has a comma.
+func (id *Identity) CanHaveKey(text string) bool {
 	switch {
 	case id.Global:
 		return text == syntax.GlobalKey
 	case id.Func != nil, text == unknownKey:
 		return true
 	case id.FirstOf != nil:
-		return slices.ContainsFunc(id.FirstOf, func(one *Identity) bool { return one.CanBe(text) })
+		return slices.ContainsFunc(id.FirstOf, func(one *Identity) bool { return one.CanHaveKey(text) })
 	case len(id.AllOf) == 1:
-		return id.AllOf[0].CanBe(text)
+		return id.AllOf[0].CanHaveKey(text)
 	case id.AllOf != nil:
 		first, _, hasComma := strings.Cut(text, ",")
 		// If the first part is an AllOf too, its keys have a comma, so the whole text is compared.
-		return hasComma && (id.AllOf[0].CanBe(first) || id.AllOf[0].CanBe(text))
+		return hasComma && (id.AllOf[0].CanHaveKey(first) || id.AllOf[0].CanHaveKey(text))
 	}
 	return strings.HasPrefix(text, id.Kind+":")
 }
@@ -168,7 +168,7 @@ func (id *Identity) EscapedKey(text string) string {
 	case id.Global, id.Func != nil, text == unknownKey:
 		return text
 	case id.FirstOf != nil:
-		if i := slices.IndexFunc(id.FirstOf, func(one *Identity) bool { return one.CanBe(text) }); i >= 0 {
+		if i := slices.IndexFunc(id.FirstOf, func(one *Identity) bool { return one.CanHaveKey(text) }); i >= 0 {
 			return id.FirstOf[i].EscapedKey(text)
 		}
 		return text
@@ -205,12 +205,12 @@ func (id *Identity) Segments() (names []string) {
 	return names
 }
 
-// IsAlwaysPresent reports whether every request has a key by the identity.
+// IsAlwaysPresent reports whether the identity finds a key for every request.
 func (id *Identity) IsAlwaysPresent() bool {
 	if id.Global || id.Func != nil || slices.ContainsFunc(id.parts(), (*Identity).IsAlwaysPresent) {
 		return true
 	}
-	return id.Source.IsAlwaysPresent() && (id.Only == nil || id.Only.Any)
+	return id.Source.IsAlwaysPresent() && (id.AllowedValues == nil || id.AllowedValues.Any)
 }
 
 // Invented returns the parts of an identity whose values clients can choose.
@@ -228,7 +228,7 @@ func (id *Identity) Invented() (parts []*Identity) {
 func (id *Identity) canBeInvented() bool {
 	switch id.Source.Kind {
 	case KindHeader, KindCookie, KindQuery, KindSegment, KindHost, KindMethod:
-		return id.Only == nil || id.Only.Any
+		return id.AllowedValues == nil || id.AllowedValues.Any
 	}
 	return false
 }

@@ -55,8 +55,8 @@ func TestCanBeChecksTheFirstKindOfAKey(t *testing.T) {
 		{name: "all of", id: allOf(byUser, byDevice), key: "device:7,user:42"},
 		{name: "all of one", id: allOf(byUser), key: "user:42", want: true},
 	} {
-		if got := c.id.CanBe(c.key); got != c.want {
-			t.Errorf("%s: CanBe(%q) is %v; want %v", c.name, c.key, got, c.want)
+		if got := c.id.CanHaveKey(c.key); got != c.want {
+			t.Errorf("%s: CanHaveKey(%q) is %v; want %v", c.name, c.key, got, c.want)
 		}
 	}
 }
@@ -72,8 +72,8 @@ func TestExampleKeyCanBeAKey(t *testing.T) {
 		"user:42,device:42,global":    allOf(firstOf(byUser, byDevice), byDevice, Global()),
 		"user:42,device:42,device:42": allOf(allOf(byUser, byDevice), byDevice),
 	} {
-		if got := id.ExampleKey("42"); got != want || !id.CanBe(got) {
-			t.Errorf("the example is %q, and CanBe returns %t for it; want %q and true", got, id.CanBe(got), want)
+		if got := id.ExampleKey("42"); got != want || !id.CanHaveKey(got) {
+			t.Errorf("the example is %q, and CanHaveKey returns %t for it; want %q and true", got, id.CanHaveKey(got), want)
 		}
 	}
 }

@@ -67,8 +67,8 @@ func (id *Identity) visitTests(q *request, visit func(*Test)) {
 	for _, one := range id.AllOf {
 		one.visitTests(q, visit)
 	}
-	if id.Only != nil {
-		visit(id.Only)
+	if id.AllowedValues != nil {
+		visit(id.AllowedValues)
 	}
 }
 

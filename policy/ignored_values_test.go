@@ -19,7 +19,7 @@ func TestIgnoredValuesAreThoseThatThePolicyDoesNotList(t *testing.T) {
 	}
 	users := is(Header("X-User"), "u1", "u2")
 	byUser, byKey := By("user", Header("X-User")), By("key", Header("X-Key"))
-	byUser.Only = &users
+	byUser.AllowedValues = &users
 	// rules makes Rules whose two limits have one plan each, or one for each tier.
 	rules := func(hasPlanForEachTier bool) *Rules {
 		spec, err := Simple("search", firstOf(byKey, byUser), guard.FailOpen, penstock.PerSecond(10), penstock.PerDay(1000))

@@ -62,7 +62,7 @@ func (r *Rules) EvaluateRule(name, key string, cost int64, canEnd bool, v *Evalu
 		if !l.Key.Global && key == "" {
 			return fmt.Errorf("there is no key, and the limit %s counts by key; write one such as %s", l.Name, l.Key.ExampleKey("42"))
 		}
-		if !l.Key.Global && !l.Key.CanBe(key) {
+		if !l.Key.Global && !l.Key.CanHaveKey(key) {
 			return fmt.Errorf("the limit %s does not count under such a key; write one such as %s", l.Name, l.Key.ExampleKey("42"))
 		}
 		if _, isClient := r.addressKey(l.Key, key); !isClient {
@@ -102,7 +102,7 @@ func (q *request) statedCharge(l *Limit) penstock.Charge {
 // addressKey returns the key of the client that a key with an address stands for: an IPv6 client is
 // its network. Other keys stay. isClient is false if a key by address has no address.
 func (r *Rules) addressKey(id *Identity, key string) (result string, isClient bool) {
-	if i := slices.IndexFunc(id.FirstOf, func(one *Identity) bool { return one.CanBe(key) }); i >= 0 {
+	if i := slices.IndexFunc(id.FirstOf, func(one *Identity) bool { return one.CanHaveKey(key) }); i >= 0 {
 		id = id.FirstOf[i]
 	}
 	if id.Source.Kind != KindAddress || id.AllOf != nil || id.FirstOf != nil || id.Func != nil || key == unknownKey {

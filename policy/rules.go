@@ -67,7 +67,7 @@ func (m *Match) IsAll() bool {
 type Limit struct {
 	Rule       *Rule          // New sets it
 	Name       string         // the name within the rule
-	Policy     string         // the public name: the rule's name, a dot, and Name
+	FullName   string         // in responses and messages: the name of the rule, a dot, and Name
 	Algorithm  string         // the name of the algorithm
 	Patience   time.Duration  // the longest time that a request may wait for its turn
 	Guard      guard.Settings // for the guards around a store. OnFailure is Open, Closed or Local; see Rules.Settings

@@ -202,9 +202,9 @@ func (b *builder) limit(r *Rule, limit *Limit) *Limit {
 	}
 	l := *limit
 	l.Rule = r
-	l.Policy = r.Name + "." + l.Name
+	l.FullName = r.Name + "." + l.Name
 	if l.Key == nil {
-		b.fail("limit %q: it has no Key; set one, such as ByAddress() or Global()", l.Policy)
+		b.fail("limit %q: it has no Key; set one, such as ByAddress() or Global()", l.FullName)
 		return &l
 	}
 	if l.Guard.OnFailure == guard.FailDefault {
@@ -219,7 +219,7 @@ func (b *builder) limit(r *Rule, limit *Limit) *Limit {
 	}
 	l.Variants = slices.Clone(l.Variants)
 	if n := len(l.Variants); n != 1 && (n == 0 || n != len(b.rules.spec.Tiers)) {
-		b.fail("limit %q has %d Variants; write one, or one for each tier", l.Policy, n)
+		b.fail("limit %q has %d Variants; write one, or one for each tier", l.FullName, n)
 		return &l
 	}
 	for i, plan := range l.Variants {
@@ -298,9 +298,9 @@ func (b *builder) identity(id *Identity) *Identity {
 	if copied.Source.Kind == KindHeader {
 		b.addIdentifyingHeader(copied.Source.Name)
 	}
-	if copied.Only != nil {
-		only := b.test(*copied.Only)
-		copied.Only = &only
+	if copied.AllowedValues != nil {
+		only := b.test(*copied.AllowedValues)
+		copied.AllowedValues = &only
 	}
 	if !copied.Global && len(copied.Segments()) == 0 {
 		b.rules.keyCount++

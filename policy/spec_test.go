@@ -149,7 +149,7 @@ func TestListedSegmentsHaveTheFormOfPaths(t *testing.T) {
 		t.Fatal(err)
 	}
 	byShop := By("shop", only.Source)
-	byShop.Only = &only
+	byShop.AllowedValues = &only
 	spec, err := Simple("shops", byShop, guard.FailOpen, penstock.PerSecond(10))
 	if err != nil {
 		t.Fatal(err)

@@ -61,7 +61,7 @@ func (k *known) list(s *Spec) ListMatch {
 
 // isUnlisted reports whether the identity lists the values that count, without that of the key.
 func (k *known) isUnlisted() bool {
-	only := k.identities[len(k.identities)-1].Only
+	only := k.identities[len(k.identities)-1].AllowedValues
 	switch {
 	case only == nil || only.Any:
 		return false
@@ -95,13 +95,13 @@ func (r *Rules) knownBy(id *Identity, key string) known {
 	k := known{identities: []*Identity{id}, key: key}
 	for id.FirstOf != nil {
 		// If several parts can have the key, it is not known which one has it.
-		isPart := func(one *Identity) bool { return one.CanBe(key) }
+		isPart := func(one *Identity) bool { return one.CanHaveKey(key) }
 		i := slices.IndexFunc(id.FirstOf, isPart)
 		if i < 0 || key == unknownKey || slices.ContainsFunc(id.FirstOf[i+1:], isPart) {
 			return k
 		}
 		for _, earlier := range id.FirstOf[:i] {
-			if isAnyText := earlier.Only == nil || earlier.Only.Any; isAnyText {
+			if isAnyText := earlier.AllowedValues == nil || earlier.AllowedValues.Any; isAnyText {
 				k.absent = append(k.absent, earlier.Source)
 			}
 		}

@@ -70,6 +70,6 @@ func (s *Server) check(j *job) {
 	if outcome == admission.FailedOpen {
 		source = penstock.FromOpen
 	}
-	j.check.limit = l.Policy
+	j.check.limit = l.FullName
 	j.check.throttleReply = newThrottleReply(outcome.IsAdmitted(), source, status, l.Variants[len(l.Variants)-1].Capacity())
 }

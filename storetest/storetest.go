@@ -134,7 +134,7 @@ var laws = []law{
 			"slots once and keeps the other charges.", checkAcquire},
 	{"AllowAtMost charges several limits equally",
 		"AllowAtMost grants what fits every limit, and refunds what the others were charged beyond that.", checkAllowAtMost},
-	{"limits of a call share counters by name",
+	{"limits that a call brings share counters by name",
 		"AllowWith charges the limits of the call, in the Limiter's group.", checkLimitsOfCalls},
 }
 
@@ -1280,7 +1280,7 @@ func checkAcquire(t *lawTest) {
 func checkAllowAtMost(t *lawTest) {
 	ctx := t.Context()
 	for _, k := range kinds {
-		if k.needsHolder() || k.name == "leaky" { // a refund without a holder returns nothing
+		if k.needsHolder() || k.name == "leaky" { // AllowAtMost sends no Holder, so these refund nothing
 			continue
 		}
 		wide, narrow := t.counter(k, 10).limit.WithName(k.name+"-wide"), t.counter(k, 5).limit.WithName(k.name+"-narrow")

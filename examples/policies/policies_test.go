@@ -53,9 +53,9 @@ func checkWatched(t *testing.T, file, head string, rules *policy.Rules) {
 	limits := make(map[string]bool)
 	for _, rule := range rules.Spec().Rules {
 		for _, l := range rule.Limits {
-			limits[l.Policy] = true
+			limits[l.FullName] = true
 			if l.Candidate != nil {
-				limits[l.Candidate.Policy] = true
+				limits[l.Candidate.FullName] = true
 			}
 		}
 	}

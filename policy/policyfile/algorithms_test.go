@@ -72,6 +72,7 @@ func TestCandidateOfACustomAlgorithmInheritsTheBurst(t *testing.T) {
 		return algorithm.Outcome{Remaining: 1}, 0
 	}
 	prepare := func(l algorithm.Limit) (algorithm.Params, error) { return algorithm.Params{l.Period, l.Burst}, nil }
+	// BurstIsSpecial: only this algorithm knows what its Burst means.
 	withBurst := algorithm.Define("withburst", "", step, prepare, algorithm.Title("with-burst"), algorithm.Burst(algorithm.BurstIsSpecial))
 	text := "rules: [{name: a, per: global, limits: [{rate: 1/s, burst: 7, algorithm: with-burst, candidate: {rate: 2/s}}]}]\n"
 	config, err := parse("p.yaml", []byte(text), nil, Options{Algorithms: []*algorithm.Algorithm{withBurst}})

@@ -458,7 +458,7 @@ rules:
 		var shadows []string
 		for _, shadow := range v.Shadows {
 			for _, l := range shadow.Limits {
-				shadows = append(shadows, l.Policy)
+				shadows = append(shadows, l.FullName)
 			}
 		}
 		want(t, row.path, fmt.Sprint(shadows), row.shadows)
@@ -906,7 +906,7 @@ func formatEvaluation(v *policy.Evaluation) string {
 	}
 	charges := func(list []penstock.Charge, limits []*policy.Limit) {
 		for i, c := range list {
-			fmt.Fprintln(&s, limits[i].Policy, c.Key, c.Cost, c.Patience, c.Plan.String(), c.Holder != "")
+			fmt.Fprintln(&s, limits[i].FullName, c.Key, c.Cost, c.Patience, c.Plan.String(), c.Holder != "")
 		}
 	}
 	charges(v.Charges, v.Limits)

@@ -100,7 +100,7 @@ rules:
 // chargesOf returns the charges of an evaluation, as "rule.limit key cost".
 func chargesOf(v *policy.Evaluation) (texts []string) {
 	for i, c := range v.Charges {
-		texts = append(texts, fmt.Sprintf("%s %s %d", v.Limits[i].Policy, c.Key, c.Cost))
+		texts = append(texts, fmt.Sprintf("%s %s %d", v.Limits[i].FullName, c.Key, c.Cost))
 	}
 	return texts
 }

@@ -114,7 +114,7 @@ func (c *compiler) compileTest(source policy.Source, values *valuesConfig) polic
 			return true
 		}
 		switch id := source.Identity; {
-		case source.Kind == policy.KindIdentity && id != invalidIdentity && !id.CanBe(text):
+		case source.Kind == policy.KindIdentity && id != invalidIdentity && !id.CanHaveKey(text):
 			value := wording.Clip(text)
 			if strings.ContainsAny(text, ":,") { // the text may be a whole key, with a wrong kind
 				value = "abc"

@@ -173,7 +173,7 @@ func (c *compiler) compileSimple(config *identityConfig) *policy.Identity {
 	}
 	if config.Only != nil {
 		only := c.compileTest(id.Source, config.Only)
-		id.Only = &only
+		id.AllowedValues = &only
 	}
 	return id
 }

@@ -124,7 +124,7 @@ func (c *compiler) hintSharedUnknown() {
 				remedy = "write {first_of: [..., {other: descriptor OTHER}]} with an entry that each of them has"
 			}
 			switch source := &l.Key.Source; {
-			case source.Kind != policy.KindNone && l.Key.Only != nil && !l.Key.Only.Any:
+			case source.Kind != policy.KindNone && l.Key.AllowedValues != nil && !l.Key.AllowedValues.Any:
 				missing = "a listed " + source.String()
 			case source.Kind != policy.KindNone:
 				missing = source.String()
@@ -145,8 +145,8 @@ func isPresent(id *policy.Identity, where policy.Condition) bool {
 		return true
 	}
 	wanted := policy.Test{Source: id.Source, Any: true}
-	if id.Only != nil {
-		wanted = *id.Only
+	if id.AllowedValues != nil {
+		wanted = *id.AllowedValues
 	}
 	if id.Source.Kind == policy.KindHost && wanted.Any {
 		return true
@@ -176,7 +176,7 @@ func isAddress(id *policy.Identity) bool {
 	case id.AllOf != nil:
 		return holdsForAll(id.AllOf, isAddress)
 	}
-	return id.Source.Kind == policy.KindAddress && (id.Only == nil || id.Only.Any)
+	return id.Source.Kind == policy.KindAddress && (id.AllowedValues == nil || id.AllowedValues.Any)
 }
 
 // hintSharedAddresses explains the effect of limits by address alone. Some rules get no hint: those

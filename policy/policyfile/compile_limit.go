@@ -20,7 +20,7 @@ func (c *compiler) compileLimit(r *policy.Rule, ruleConfig *ruleConfig, config *
 	if config.Name != "" && !syntax.IsName(config.Name) {
 		c.fail(&config.Name, "%q cannot be the name of a limit; write 1 to 64 of a-z, 0-9, '_', '.' and '-'", wording.Clip(config.Name))
 	}
-	l.Policy = r.Name + "." + l.Name
+	l.FullName = r.Name + "." + l.Name
 	l.InHeaders = !l.Key.Global
 	if config.Headers != nil {
 		l.InHeaders = *config.Headers
@@ -257,7 +257,7 @@ func (c *compiler) compileCandidate(l *policy.Limit, config *limitConfig) *polic
 	if !syntax.IsName(candidate.Name) && syntax.IsName(l.Name) {
 		c.fail(at, "the limit's name %q is too long for a candidate, whose name is %d letters longer; shorten it", l.Name, len(candidateSuffix))
 	}
-	candidate.Policy = l.Rule.Name + "." + candidate.Name
+	candidate.FullName = l.Rule.Name + "." + candidate.Name
 	if len(l.Variants) == 0 || len(candidate.Variants) == 0 {
 		return &candidate
 	}

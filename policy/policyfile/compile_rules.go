@@ -221,7 +221,7 @@ func (c *compiler) compileMatch(r *policy.Rule, config *matchConfig) (matchers [
 	var paths []match.Pattern
 	var places []any // where each path is written, by Matcher.PathIndex
 	if len(config.Path) == 0 {
-		places = []any{config} // a match without paths has one Path, for all paths
+		places = []any{config} // match.Matchers makes one matcher, with PathIndex 0, for all paths
 	}
 	for i := range config.Path {
 		if path, ok := c.compilePattern(&config.Path[i], config.Path[i]); ok {

@@ -240,7 +240,7 @@ func evaluationText(t *testing.T, matching []*policy.Rule, v *policy.Evaluation)
 			planText += ", held"
 		}
 		tag := c.Plan.Tag() >> 7 // without the bits for the count
-		fmt.Fprintf(w, "%s\t%s\t%07x\t%s\t%d\tof %s\n", what, l.Policy, tag, c.Key, c.Cost, planText)
+		fmt.Fprintf(w, "%s\t%s\t%07x\t%s\t%d\tof %s\n", what, l.FullName, tag, c.Key, c.Cost, planText)
 	}
 	for i, c := range v.Charges {
 		writeCharge("charge", v.Limits[i], c)

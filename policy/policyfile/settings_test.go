@@ -23,10 +23,10 @@ rules:
 	for _, rule := range rules.Spec().Rules {
 		for _, l := range rule.Limits {
 			for _, plan := range l.Variants {
-				settings[l.Policy] = rules.Settings(plan).OnFailure
+				settings[l.FullName] = rules.Settings(plan).OnFailure
 			}
 			if l.Candidate != nil {
-				settings[l.Candidate.Policy] = rules.Settings(l.Candidate.Variants[0]).OnFailure
+				settings[l.Candidate.FullName] = rules.Settings(l.Candidate.Variants[0]).OnFailure
 			}
 		}
 	}

@@ -35,7 +35,7 @@ func (c *compiler) warnOfSurprises(matchers []*placedMatcher) {
 		if !m.rule.Enforces() {
 			if isFirst {
 				unenforced.note(c.placeOf(config, &config.Name), "no limit is enforced for requests of rule %s: all its limits are shadows, and rule %s, which matches these requests too, does not apply; "+
-					"write shadow: true into rule %[1]s, in place of its limits, and rule %[2]s still applies", wording.Clip(m.rule.Name), wording.Clip(other.Name))
+					"move shadow: true from the limits of rule %[1]s to the rule itself, so that rule %[2]s still applies", wording.Clip(m.rule.Name), wording.Clip(other.Name))
 			}
 			continue
 		}

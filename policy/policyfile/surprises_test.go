@@ -34,7 +34,7 @@ func TestWarningsOfSurprises(t *testing.T) {
 		{"rules: [{name: all, " + per + "}, {name: a, match: {path: /a}, unlimited: true}]", ""},
 		{"rules: [{name: all, " + per + "}, {name: a, match: {path: /a}, per: global, limits: [{rate: 1/s, shadow: true}, {rate: 1/h, shadow: true}]}]",
 			"1:65: no limit is enforced for requests of rule a: all its limits are shadows, and rule all, which matches these requests too, does not apply; " +
-				"write shadow: true into rule a, in place of its limits, and rule all still applies"},
+				"move shadow: true from the limits of rule a to the rule itself, so that rule all still applies"},
 		{"apply: most-specific\nrules: [{name: all, " + per + "}, {name: a, match: {path: /a}, per: global, limits: [{rate: 1/s, shadow: true}]}]", "no limit is enforced for requests of rule a"},
 		{"apply: all\nrules: [{name: all, " + per + "}, {name: a, match: {path: /a}, per: global, limits: [{rate: 1/s, shadow: true}]}]", ""},
 		{"rules: [{name: all, always: true, " + per + "}, {name: a, match: {path: /a}, per: global, limits: [{rate: 1/s, shadow: true}]}]", ""},

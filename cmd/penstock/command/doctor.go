@@ -145,7 +145,7 @@ func (f *storeFlags) load(c *cobra.Command, further ...string) (s settings.Setti
 	s, err = settings.Load(settings.Sources{
 		Flags:   given,
 		Environ: os.Environ(),
-		File:    sectionIn(&p, f.algorithms),
+		File:    policyLoader(&p, f.algorithms),
 		Only:    append([]string{"store", "prefix", "key-hash-secret"}, further...),
 	})
 	if err == nil && s.Store == "" {

@@ -155,7 +155,7 @@ func (e *explainCommand) policy(c *cobra.Command) (p *policyfile.Policy, s setti
 	s, err = settings.Load(settings.Sources{
 		Flags:   given,
 		Environ: os.Environ(),
-		File:    sectionIn(&p, e.algorithms),
+		File:    policyLoader(&p, e.algorithms),
 		Only:    []string{"prefix", "key-hash-secret", "min-instances"},
 	})
 	if err == nil && p == nil {

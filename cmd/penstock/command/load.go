@@ -194,14 +194,14 @@ func judgeLoad(ctx context.Context, stderr io.Writer, r *load.Report, thresholds
 			notJudged("no limit was")
 		case !slices.Contains(load.Quantiles, t.name):
 			if t.isExceeded(float64(counts[t.name]), r.Sent) {
-				err = t.holds(stderr)
+				err = t.reportExceeded(stderr)
 			}
 		case r.Client.IsLimit:
 			notJudged("this machine was too slow for the load")
 		case r.Latency.Count == 0:
 			notJudged("no request was allowed")
 		case t.isExceeded(r.Quantile(t.name), 0):
-			err = t.holds(stderr)
+			err = t.reportExceeded(stderr)
 		}
 	}
 	return err

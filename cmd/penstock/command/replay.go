@@ -139,7 +139,7 @@ func (r *replayCommand) run(c *cobra.Command, logs []string, algorithms []*algor
 	case len(report.Undecided) > 0 && limit.name != "rejected_lines":
 		return fmt.Errorf("--fail-if %s was not judged, because limits were not decided; see the warnings", limit.text)
 	case isExceeded(limit, report):
-		return limit.holds(c.ErrOrStderr())
+		return limit.reportExceeded(c.ErrOrStderr())
 	}
 	return nil
 }

@@ -332,7 +332,7 @@ func (r *resetCommand) print(out io.Writer, report *resetReport, caches string) 
 		text.WriteString("The client is on the deny list, so all its requests are still rejected.\n")
 	}
 	printHeld(&text, report.Held)
-	text.WriteString(textOfElsewhere(report.Elsewhere))
+	text.WriteString(textOfOtherKeys(report.Elsewhere))
 	text.WriteString(textOfUnread(report.Unread))
 	var err error
 	if r.output == "json" {

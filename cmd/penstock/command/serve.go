@@ -71,7 +71,7 @@ func newServe(algorithms []*algorithm.Algorithm) *cobra.Command {
 // true, serve only prints the settings.
 func serve(c *cobra.Command, given map[string]string, notes []string, shouldPrint bool, algorithms []*algorithm.Algorithm) error {
 	var p *policyfile.Policy
-	s, err := settings.Load(settings.Sources{Flags: given, Environ: os.Environ(), File: sectionIn(&p, algorithms), CanBeIncomplete: shouldPrint})
+	s, err := settings.Load(settings.Sources{Flags: given, Environ: os.Environ(), File: policyLoader(&p, algorithms), CanBeIncomplete: shouldPrint})
 	if p != nil {
 		p.Close()
 	}
@@ -118,9 +118,9 @@ func (v *flagValue) Set(text string) error {
 	return nil
 }
 
-// sectionIn returns a function that loads a policy into p, and returns its server section. The
+// policyLoader returns a function that loads a policy into p, and returns its server section. The
 // function fails if any part of the file is invalid.
-func sectionIn(p **policyfile.Policy, algorithms []*algorithm.Algorithm) func(path string) (*settings.Section, error) {
+func policyLoader(p **policyfile.Policy, algorithms []*algorithm.Algorithm) func(path string) (*settings.Section, error) {
 	return func(path string) (_ *settings.Section, err error) {
 		if *p, err = policyfile.Load(path, settings.PolicyOptions(algorithms...)); err != nil {
 			return nil, err

@@ -343,7 +343,7 @@ func (r *keyReport) print(out io.Writer) error {
 	if r.Source != penstock.FromStore.String() {
 		printable.Fprintf(&b, "read from the instance itself, not from the store (source: %s)\n", r.Source)
 		if slices.ContainsFunc(r.Limits, func(l keylimits.Limit) bool { return l.IsUnknown }) {
-			b.WriteString("What was used is not known until the store answers. The column left shows what this instance alone admits.\n")
+			b.WriteString("What was used is not known until the store answers. The column \"left\" shows what this instance alone admits.\n")
 		}
 	}
 	b.WriteString("\n")
@@ -374,7 +374,7 @@ func (r *keyReport) print(out io.Writer) error {
 		b.WriteString("penstock explain finds the tier from the headers of a request.\n")
 	case len(r.DeniedBy) > 0:
 		printable.Fprintf(&b, "\nA request of one unit would be denied now, by %s.\n", strings.Join(r.DeniedBy, ", "))
-		if r.hasOtherRules() {
+		if r.hasAllowingRule() {
 			b.WriteString("A limit counts only the requests that its rule matches.\n")
 		}
 	case len(r.Unread)+len(r.Elsewhere)+r.Skipped > 0:
@@ -388,14 +388,14 @@ func (r *keyReport) print(out io.Writer) error {
 	r.printCorrupt(&b)
 	b.WriteString(textOfUnread(r.Unread))
 	if r.List == "" {
-		b.WriteString(textOfElsewhere(r.Elsewhere))
+		b.WriteString(textOfOtherKeys(r.Elsewhere))
 	}
 	_, err := io.WriteString(out, b.String())
 	return err
 }
 
-// hasOtherRules reports whether a rule was read that does not deny.
-func (r *keyReport) hasOtherRules() bool {
+// hasAllowingRule reports whether no limit of some rule that was read denies.
+func (r *keyReport) hasAllowingRule() bool {
 	all := slices.Concat(r.Limits, r.Global)
 	return slices.ContainsFunc(all, func(l keylimits.Limit) bool {
 		denies := func(other keylimits.Limit) bool {
@@ -413,7 +413,7 @@ func (r *keyReport) printCorrupt(out io.Writer) {
 		return
 	}
 	printable.Fprintf(out, "\nCorrupt: %s. Redis has a value at the key that Penstock did not write, so what was used cannot be read.\n", strings.Join(keylimits.Names(corrupt), ", "))
-	printable.Fprintf(out, "Until the value is deleted, %s. The columns left and \"a request now\" show what this instance does.\n", keylimits.FailureText(corrupt))
+	printable.Fprintf(out, "Until the value is deleted, %s. The columns \"left\" and \"a request now\" show what this instance does.\n", keylimits.FailureText(corrupt))
 	printable.Fprintf(out, "To repair it, %s\n", repairText(r.Repair))
 }
 
@@ -452,9 +452,9 @@ func textOfUnread(names []string) string {
 		"cannot be reset: it goes down by itself, and a restart clears it. penstock denials lists the addresses that are denied.\n"
 }
 
-// textOfElsewhere describes the limits that may count the client under another key. It returns ""
+// textOfOtherKeys describes the limits that may count the client under another key. It returns ""
 // if there are no names.
-func textOfElsewhere(names []string) string {
+func textOfOtherKeys(names []string) string {
 	if len(names) == 0 {
 		return ""
 	}

@@ -78,7 +78,7 @@ func (g *Gate) quotaFailure(a *admission.Admission, why *admission.Rejection) *e
 	}
 	for _, s := range a.AppendVisible(nil) {
 		for _, v := range f.Violations {
-			if v.QuotaId == s.Limit.Policy {
+			if v.QuotaId == s.Limit.FullName {
 				v.QuotaMetric, v.QuotaValue = s.Limit.Name, s.Plan.Capacity()
 			}
 		}

@@ -42,7 +42,8 @@ func replies(all ...reply) []reply { return all }
 func gets(statuses ...penstock.Status) reply { return reply{statuses: statuses} }
 func fails(err error) reply                  { return reply{err: err} }
 
-// grants and denies return statuses of a shard that has the given units left.
+// grants and denies return statuses of a shard that has the given units left. A denial has no units
+// left or too few.
 func grants(units, left int64) penstock.Status {
 	return penstock.Status{Granted: units, Remaining: left}
 }
@@ -80,7 +81,7 @@ func (s *scriptedStore) Decide(_ context.Context, charges []penstock.Charge) (pe
 			text += fmt.Sprintf(", receipt %d", c.Receipt)
 		}
 		if c.IsFreeIfDenied {
-			text += ", free"
+			text += ", free if denied"
 		}
 		texts = append(texts, text)
 		capacity := int64(14)
@@ -322,7 +323,7 @@ func TestCallsWhenABreakerIsOpen(t *testing.T) {
 			"all are rejected",
 			spend(1), replies(fails(errOpen), fails(errOpen), fails(errOpen)), calls("k~01 spend 1", "k~02 spend 1", "k~00 spend 1"), noStatuses,
 		},
-		{"two charges", append(spend(1), charge("k", whole, penstock.Spend, 1)), replies(fails(errOpen)), calls("k~01 spend 1; k spend 1, free"), noStatuses},
+		{"two charges", append(spend(1), charge("k", whole, penstock.Spend, 1)), replies(fails(errOpen)), calls("k~01 spend 1; k spend 1, free if denied"), noStatuses},
 		{"a charge of all shards", spend(5), replies(fails(errOpen)), calls("k~00 spend 2; k~01 spend 2; k~02 spend 1"), noStatuses},
 	})
 	t.Run("the others deny", func(t *testing.T) {
@@ -343,7 +344,7 @@ func TestCallsOfADraw(t *testing.T) {
 			draw, replies(gets(denies(3*ms, 0)), gets(denies(2*ms, 0)), gets(denies(ms, 0))), calls("k~01 draw 9", "k~02 draw 9", "k~00 draw 9"), want(denies(ms, 0)),
 		},
 		{
-			"it is not divided: all shards are asked for one unit",
+			"it is not divided: a Peek of all shards finds when one unit fits",
 			draw,
 			replies(gets(denies(3*ms, 3)), gets(denies(2*ms, 3)), gets(denies(ms, 3)), gets(denies(9*ms, 0), denies(8*ms, 0), denies(7*ms, 0))),
 			calls("k~01 draw 9", "k~02 draw 9", "k~00 draw 9", "k~00 peek 1; k~01 peek 1; k~02 peek 1"), want(denies(7*ms, 0)),
@@ -460,30 +461,30 @@ func TestCallsOfABatch(t *testing.T) {
 	free := charge("f", counting, penstock.Spend, 1)
 	free.IsFreeIfDenied = true
 	runAll(t, []callsTest{
-		{"both are granted", charges(one, two), replies(gets(grants(1, 7), grants(1, 3))), calls("k spend 1, free; k~01 spend 1"), want(grants(1, 7), grants(1, 9))},
+		{"both are granted", charges(one, two), replies(gets(grants(1, 7), grants(1, 3))), calls("k spend 1, free if denied; k~01 spend 1"), want(grants(1, 7), grants(1, 9))},
 		{
 			"the split one is denied by a shard",
 			charges(one, two), replies(gets(grants(0, 8), denies(ms, 0)), gets(grants(1, 7), grants(1, 3))),
-			calls("k spend 1, free; k~01 spend 1", "k spend 1, free; k~02 spend 1"), want(grants(1, 7), grants(1, 9)),
+			calls("k spend 1, free if denied; k~01 spend 1", "k spend 1, free if denied; k~02 spend 1"), want(grants(1, 7), grants(1, 9)),
 		},
 		{
 			"the other is denied",
-			charges(one, two), replies(gets(denies(ms, 0), grants(0, 3))), calls("k spend 1, free; k~01 spend 1"), want(denies(ms, 0), grants(0, 9)),
+			charges(one, two), replies(gets(denies(ms, 0), grants(0, 3))), calls("k spend 1, free if denied; k~01 spend 1"), want(denies(ms, 0), grants(0, 9)),
 		},
 		{
 			"both are denied: all shards are asked",
 			charges(two, one), replies(gets(denies(2*ms, 0), denies(ms, 0)), gets(denies(9*ms, 0), denies(8*ms, 0), denies(7*ms, 0))),
-			calls("k~01 spend 1; k spend 1, free", "k~00 peek 1; k~01 peek 1; k~02 peek 1"), want(denies(7*ms, 0), denies(ms, 0)),
+			calls("k~01 spend 1; k spend 1, free if denied", "k~00 peek 1; k~01 peek 1; k~02 peek 1"), want(denies(7*ms, 0), denies(ms, 0)),
 		},
 		{
 			"both are denied, and all shards are asked: one has room",
 			charges(two, one), replies(gets(denies(2*ms, 0), denies(ms, 0)), gets(denies(9*ms, 0), grants(0, 1), denies(7*ms, 0))),
-			calls("k~01 spend 1; k spend 1, free", "k~00 peek 1; k~01 peek 1; k~02 peek 1"), want(grants(0, 1), denies(ms, 0)),
+			calls("k~01 spend 1; k spend 1, free if denied", "k~00 peek 1; k~01 peek 1; k~02 peek 1"), want(grants(0, 1), denies(ms, 0)),
 		},
 		{
 			"both are denied: the question fails",
 			charges(two, one), replies(gets(denies(2*ms, 0), denies(ms, 0)), fails(errStore)),
-			calls("k~01 spend 1; k spend 1, free", "k~00 peek 1; k~01 peek 1; k~02 peek 1"), noStatuses,
+			calls("k~01 spend 1; k spend 1, free if denied", "k~00 peek 1; k~01 peek 1; k~02 peek 1"), noStatuses,
 		},
 		{
 			"a small and a large charge",
@@ -511,7 +512,7 @@ func TestCallsOfABatch(t *testing.T) {
 			"a denied large charge, which may still be granted, is asked for once more",
 			charges(large, one),
 			replies(gets(denies(5*ms, 1), grants(0, 4), grants(0, 0), denies(ms, 0)), gets(denies(9*ms, 1), denies(8*ms, 2), denies(7*ms, 0))),
-			calls("l~00 spend 2; l~01 spend 2; l~02 spend 1; k spend 1, free", "l~00 peek 2; l~01 peek 2; l~02 peek 1"), want(denies(9*ms, 3), denies(ms, 0)),
+			calls("l~00 spend 2; l~01 spend 2; l~02 spend 1; k spend 1, free if denied", "l~00 peek 2; l~01 peek 2; l~02 peek 1"), want(denies(9*ms, 3), denies(ms, 0)),
 		},
 		{
 			"two that are split",
@@ -524,15 +525,15 @@ func TestCallsOfABatch(t *testing.T) {
 			replies(gets(grants(0, 7), grants(0, 7), denies(3*ms, 0)), gets(grants(0, 7), grants(0, 7), denies(2*ms, 0)), gets(grants(0, 7), grants(0, 7), denies(4*ms, 0)),
 				gets(denies(ms, 6), grants(0, 7), denies(5*ms, 0))),
 			calls(
-				"c spend 1, free; f spend 1, free; k~01 spend 1", "c spend 1, free; f spend 1, free; k~02 spend 1",
-				"c spend 1, free; f spend 1, free; k~00 spend 1", "c spend 1; f spend 1, free; k~00 spend 1",
+				"c spend 1, free if denied; f spend 1, free if denied; k~01 spend 1", "c spend 1, free if denied; f spend 1, free if denied; k~02 spend 1",
+				"c spend 1, free if denied; f spend 1, free if denied; k~00 spend 1", "c spend 1; f spend 1, free if denied; k~00 spend 1",
 			),
 			want(denies(ms, 6), grants(0, 7), denies(2*ms, 0)),
 		},
 		{
 			"no denial counts",
 			charges(free, two), replies(gets(grants(0, 7), denies(3*ms, 0)), gets(grants(0, 7), denies(2*ms, 0)), gets(grants(0, 7), denies(4*ms, 0))),
-			calls("f spend 1, free; k~01 spend 1", "f spend 1, free; k~02 spend 1", "f spend 1, free; k~00 spend 1"), want(grants(0, 7), denies(2*ms, 0)),
+			calls("f spend 1, free if denied; k~01 spend 1", "f spend 1, free if denied; k~02 spend 1", "f spend 1, free if denied; k~00 spend 1"), want(grants(0, 7), denies(2*ms, 0)),
 		},
 		{
 			"a Refund comes after the Spend",

@@ -124,7 +124,7 @@ func TestBatchesWithoutASplitChargePass(t *testing.T) {
 		{charges(charge("k", counting, penstock.Spend, 1)), "k spend 1"},
 		{charges(penstock.Charge{Key: "k", Cost: 1}), "k spend 1"},
 		{charges(charge("k", slots, penstock.Spend, 1)), "k~01 spend 1"},
-		{charges(charge("k", whole, penstock.Spend, 1), charge("k", slots, penstock.Spend, 1)), "k spend 1, free; k~01 spend 1"},
+		{charges(charge("k", whole, penstock.Spend, 1), charge("k", slots, penstock.Spend, 1)), "k spend 1, free if denied; k~01 spend 1"},
 	} {
 		var sent []string
 		s := New(penstock.StoreFunc(func(_ context.Context, all []penstock.Charge) (penstock.Decision, error) {
@@ -132,7 +132,7 @@ func TestBatchesWithoutASplitChargePass(t *testing.T) {
 			for i := range all {
 				text := all[i].Key + " " + all[i].Mode.String() + " 1"
 				if all[i].IsFreeIfDenied {
-					text += ", free"
+					text += ", free if denied"
 				}
 				texts, statuses = append(texts, text), append(statuses, grants(1, 1))
 			}

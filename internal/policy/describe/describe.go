@@ -428,8 +428,8 @@ func keyText(id *policy.Identity) string {
 		return join(id.FirstOf, ", else ")
 	case id.AllOf != nil:
 		return join(id.AllOf, " with ")
-	case id.Only != nil:
-		return id.Kind + " (" + testText(id.Only) + ")"
+	case id.AllowedValues != nil:
+		return id.Kind + " (" + testText(id.AllowedValues) + ")"
 	}
 	source := sourceText(&id.Source)
 	if source == id.Kind {

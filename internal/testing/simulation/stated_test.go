@@ -65,7 +65,7 @@ func (h *history) checkStatedBounds(sc *scenario) {
 		slices.SortStableFunc(admitted, func(x, y admission) int { return cmp.Compare(x.at, y.at) })
 		over := make(map[string]int64) // extra units, by case
 		for _, bound := range o.Bounds(n.guarded.limit) {
-			over[bound.When] = bound.Over
+			over[bound.When] = bound.MaxExcess
 		}
 		l := n.guarded.limit.Limit()
 		slack := over["leased"] + int64(sc.instances) // one unit for each instance, because shares are rounded up

@@ -147,7 +147,7 @@ func PoliciesOf(rules *policy.Rules) Policies {
 	for _, rule := range rules.Spec().Rules {
 		for _, limit := range rule.Limits {
 			for _, plan := range limit.Variants {
-				all[plan] = NewPolicy(limit.Policy, plan)
+				all[plan] = NewPolicy(limit.FullName, plan)
 			}
 		}
 	}
@@ -158,7 +158,7 @@ func PoliciesOf(rules *policy.Rules) Policies {
 func (p Policies) Quota(s *admission.LimitStatus) Quota {
 	known := p[s.Plan]
 	if known == nil { // a Plan that is not in the rules
-		known = NewPolicy(s.Limit.Policy, s.Plan)
+		known = NewPolicy(s.Limit.FullName, s.Plan)
 	}
 	q := Quota{Policy: known, Status: s.Status, IsShare: s.IsLocal}
 	q.Status.Remaining = min(q.Status.Remaining, known.capacity) // a ceiling may be larger than its limit

@@ -147,17 +147,19 @@ func (r *Report) addUnenforced(matching, applied []*policy.Rule) {
 	}
 	if i >= 0 && slices.ContainsFunc(matching, isReplaced) {
 		name := applied[i].Name
-		doubt += "; write shadow: true into rule " + name + ", in place of its limits, and the less specific rule still applies"
+		doubt += "; move shadow: true from the limits of rule " + name + " to the rule itself, so that the less specific rule still applies"
 	}
 	r.Doubts = append(r.Doubts, doubt)
 }
 
+// BoundsOf returns what guard.Standard guarantees for a limit of the rules, enforced by this number
+// of instances.
 func BoundsOf(rules *policy.Rules, limit *penstock.Plan, instances int) (all []Bound) {
 	options := guard.Options{Limits: rules.Settings, Instances: instances}
 	for _, b := range options.Bounds(limit) {
 		bound := Bound{When: b.When, Text: b.Text}
-		if b.Over != guard.Unbounded {
-			bound.Over = &b.Over
+		if b.MaxExcess != guard.Unbounded {
+			bound.Over = &b.MaxExcess
 		}
 		all = append(all, bound)
 	}

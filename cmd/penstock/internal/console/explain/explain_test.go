@@ -81,7 +81,7 @@ func brief(r *Report) string {
 func TestReportSaysThatNoLimitIsEnforced(t *testing.T) {
 	const api = "rules:\n  - {name: api, match: {path: /api/**}, per: ip, limits: [{rate: 10/min}]}\n"
 	const none = "no limit is enforced for this request: shadows count it, and deny nothing"
-	const fix = "; write shadow: true into rule search, in place of its limits, and the less specific rule still applies"
+	const fix = "; move shadow: true from the limits of rule search to the rule itself, so that the less specific rule still applies"
 	for name, c := range map[string]struct{ policy, want string }{
 		"shadow limits":               {api + "  - {name: search, match: {path: /api/search}, per: ip, limits: [{rate: 1/s, shadow: true}, {rate: 9/h, shadow: true}]}\n", none + fix},
 		"one enforced limit":          {api + "  - {name: search, match: {path: /api/search}, per: ip, limits: [{rate: 1/s, shadow: true}, {rate: 9/h}]}\n", ""},

@@ -130,7 +130,7 @@ func Normalize(rules *policy.Rules, key string) string {
 	for _, r := range rules.Spec().Rules {
 		for _, l := range r.Limits {
 			isFirst := escaped == "" || l.Key.AllOf != nil
-			if isFirst && l.Key.CanBe(key) {
+			if isFirst && l.Key.CanHaveKey(key) {
 				escaped = l.Key.EscapedKey(key)
 			}
 		}
@@ -169,7 +169,7 @@ func findAll(rules *policy.Rules, key, rule string) (found []Limit) {
 // variants returns a limit for each tier that the client of a key may have, or one limit if the
 // tiers do not differ. It returns none if the limit cannot count under the key.
 func variants(rules *policy.Rules, kind string, l *policy.Limit, key string) (all []Limit) {
-	if !l.Key.CanBe(key) || l.Key.Needs(policy.KindAddress) && isWrongAddress(key) {
+	if !l.Key.CanHaveKey(key) || l.Key.Needs(policy.KindAddress) && isWrongAddress(key) {
 		return nil
 	}
 	tiers, _, isUnlisted := rules.ClientOf(l.Key, key)
@@ -202,7 +202,7 @@ func isWrongAddress(key string) bool {
 // memory, so they are not read or reset with the others.
 func NewIdentities(rules *policy.Rules, key, rule string) (names []string) {
 	for _, r := range rules.Spec().Rules {
-		canBeNew := slices.ContainsFunc(r.Limits, func(l *policy.Limit) bool { return !l.Key.Global && l.Key.CanBe(key) })
+		canBeNew := slices.ContainsFunc(r.Limits, func(l *policy.Limit) bool { return !l.Key.Global && l.Key.CanHaveKey(key) })
 		if r.NewIdentities != nil && (rule == "" || r.Name == rule) && (canBeNew || strings.HasPrefix(key, "ip:")) {
 			names = append(names, r.Name+"."+r.NewIdentities.Name())
 		}
@@ -250,7 +250,7 @@ func Elsewhere(rules *policy.Rules, key string, limits []Limit) (names []string)
 			continue
 		}
 		for _, l := range r.Limits {
-			if isOther := !l.Key.Global && !l.Key.CanBe(key); isOther && KindOf(l) == Enforced {
+			if isOther := !l.Key.Global && !l.Key.CanHaveKey(key); isOther && KindOf(l) == Enforced {
 				names = append(names, r.Name+"."+l.Name)
 			}
 		}

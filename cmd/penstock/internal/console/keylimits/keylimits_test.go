@@ -406,8 +406,8 @@ func TestClearResetsWhatIsInUse(t *testing.T) {
 	}
 }
 
-// A limit of the policy and one of Envoy's files may have the same names, and count under different
-// keys. Both states are reset.
+// Limits with the same names may count under different keys, such as one of the policy and one of
+// Envoy's files. Then each has a state of its own.
 func TestReadStatesKeepsEachKey(t *testing.T) {
 	rules, store := rulesOf(t, testPolicy), memstore.New(memstore.Options{})
 	a, _ := Find(rules, "key:a", "api")

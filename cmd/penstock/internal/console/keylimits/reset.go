@@ -35,8 +35,8 @@ func CheckReason(reason string) error {
 	return nil
 }
 
-// Resettable returns the limits of this name, or all if name is "". A limit of requests in flight
-// must be named, because its slots may still be in use.
+// Resettable returns the limits of this name, or all if name is "". An in_flight limit must be named,
+// because its slots may still be in use.
 func Resettable(limits []Limit, name string) (found []Limit) {
 	for _, l := range limits {
 		if l.Limit == name || name == "" && !l.needsHolder() {
@@ -46,7 +46,7 @@ func Resettable(limits []Limit, name string) (found []Limit) {
 	return found
 }
 
-// Held returns the limits of requests in flight that hold slots, as they were read. Without a name,
+// Held returns the in_flight limits whose slots were in use when they were read. Without a name,
 // Resettable omits them.
 func Held(limits []Limit) (found []Limit) {
 	for _, l := range limits {
@@ -57,7 +57,7 @@ func Held(limits []Limit) (found []Limit) {
 	return found
 }
 
-// needsHolder reports whether the limit counts requests in flight. A limit from JSON has only the
+// needsHolder reports whether this is an in_flight limit. A limit from JSON has only the
 // name of its algorithm.
 func (l *Limit) needsHolder() bool {
 	if l.plan == nil {

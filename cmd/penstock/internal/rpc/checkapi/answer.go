@@ -80,7 +80,7 @@ func decisionOf(a *admission.Admission, outcome admission.Outcome) *penstockv1.C
 
 func statusOf(l *admission.LimitStatus) *penstockv1.LimitStatus {
 	return &penstockv1.LimitStatus{
-		Limit: l.Limit.Policy, Capacity: l.Plan.Capacity(), Remaining: l.Status.Remaining,
+		Limit: l.Limit.FullName, Capacity: l.Plan.Capacity(), Remaining: l.Status.Remaining,
 		RetryAfterMs: inMS(l.Status.RetryAfter), ResetAfterMs: inMS(l.Status.ResetAfter),
 	}
 }

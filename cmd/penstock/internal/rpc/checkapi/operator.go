@@ -73,7 +73,7 @@ func (s *Service) Explain(_ context.Context, r *penstockv1.CheckRequest) (*penst
 		for i := range charges {
 			c, l := &charges[i], limits[i]
 			answer.Charges = append(answer.Charges, &penstockv1.ExplainedCharge{
-				Limit: l.Policy, Key: c.Key, Rate: describe.Rate(c.Plan), Algorithm: l.Algorithm, Cost: c.Cost, OnFailure: l.Guard.OnFailure.String(), IsShadow: isShadow,
+				Limit: l.FullName, Key: c.Key, Rate: describe.Rate(c.Plan), Algorithm: l.Algorithm, Cost: c.Cost, OnFailure: l.Guard.OnFailure.String(), IsShadow: isShadow,
 			})
 		}
 	}

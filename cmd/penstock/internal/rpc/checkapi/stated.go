@@ -96,7 +96,7 @@ func (s *statedLimits) compile(spec spec, field string) (*statedLimit, error) {
 		return nil, conflict(field, "it keeps an entry for each of %d units; at most %d are allowed, so choose another algorithm", plan.Capacity(), maxEntries)
 	}
 	return &statedLimit{plan: plan, spec: spec, limit: &policy.Limit{
-		Rule: s.rule, Name: reserved.Stated, Policy: plan.Name(), Algorithm: a.Title(), InHeaders: true, Key: policy.Global(),
+		Rule: s.rule, Name: reserved.Stated, FullName: plan.Name(), Algorithm: a.Title(), InHeaders: true, Key: policy.Global(),
 		Guard: guard.Settings{OnFailure: guard.FailLocal}, Variants: []*penstock.Plan{plan},
 	}}, nil
 }

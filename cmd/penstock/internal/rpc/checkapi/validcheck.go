@@ -162,7 +162,7 @@ var (
 // checkLimit returns an error that names the limit if the call cannot enforce it.
 func (check *validCheck) checkLimit(l *policy.Limit) error {
 	if why := check.obstacleTo(l); why != nil {
-		return fmt.Errorf("limit %s: %w", l.Policy, why)
+		return fmt.Errorf("limit %s: %w", l.FullName, why)
 	}
 	return nil
 }

@@ -95,7 +95,7 @@ func (c *call) writeResponse(to *Response) {
 		}
 		status.IsOver = it.denies()
 		status.Remaining, status.Reset = clamp(it.remaining), clamp(it.reset)
-		canDeny := !it.isQuota || isQuotaSpent // otherwise another quota has room
+		canDeny := !it.isQuota || isQuotaSpent
 		to.IsOver = to.IsOver || status.IsOver && canDeny
 		if status.IsOver && !it.isQuota {
 			denied = it.descriptorIndex
@@ -124,8 +124,9 @@ func (s *Status) isStricter(than *Status) bool {
 // denies reports whether the limit is exceeded and enforced.
 func (it *appliedLimit) denies() bool { return it.isOver && !it.isShadow }
 
-// isQuotaSpent reports whether all limits with quota_mode are over. If some are not, none of these
-// limits denies the request. With Options.QuotaMode, a descriptor without a limit has room too.
+// isQuotaSpent reports whether all limits with quota_mode are over. Only then do these limits deny
+// the request: a request may use any of its quotas. With Options.QuotaMode, a descriptor without a
+// limit is a quota that always has room.
 func (c *call) isQuotaSpent() bool {
 	if !c.isQuota {
 		return false

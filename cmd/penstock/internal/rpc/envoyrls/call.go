@@ -46,7 +46,7 @@ type appliedLimit struct {
 
 	isShadow, isQuota bool
 
-	batch       int // the batch of its charge: 0 for the enforced charges, n for shadow n-1, -1 if it waits for the next round
+	batch       int // the batch of its charge in this round: 0 is the enforced charges, n is shadow n-1; -1: it waits for the next round
 	chargeIndex int // the index of its charge in the batch
 
 	decidedBy decider

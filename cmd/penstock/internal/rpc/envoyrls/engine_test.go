@@ -86,7 +86,8 @@ func newFixture(t testing.TB, store penstock.Store, yaml string, o envoyrls.Opti
 	return f
 }
 
-// request parses a request of domain d. Commas separate descriptors, and blanks separate entries. A
+// request parses a request of domain d. In "2: small +1,large=x", small and large=x are entries of
+// two descriptors. Commas separate descriptors, and blanks separate entries. A
 // descriptor may end with +2 for 2 hits, with -2 for 2 negative hits, or with an override. The
 // override @5/1 is 5 in unit 1, and @5/1*30 is 5 in 30 times unit 1. The units are 1 SECOND, 2
 // MINUTE, 3 HOUR, 4 DAY, 5 MONTH and 6 YEAR. A prefix such as "2: " sets the hits of the request.
@@ -152,7 +153,7 @@ func responseText(r *envoyrls.Response) string {
 // A conversation is a sequence of requests and their expected responses.
 type conversation struct {
 	name  string
-	lines string // each is "request -> response", or a pause such as "wait 10s"; the first request is sent at midnight
+	lines string // each is "request -> response", as the functions request and send write them, or a pause such as "wait 10s"; the first request is sent at midnight
 }
 
 // run sends the requests to a new engine, and compares the responses.

@@ -140,7 +140,7 @@ func (e *Engine) compileConfig(c *envoyconfig.Config) (*compiledConfig, error) {
 // rule in events.
 func (e *Engine) eventLimit(path string, plan *penstock.Plan) *policy.Limit {
 	return &policy.Limit{
-		Rule: &policy.Rule{Name: path}, Name: plan.Name(), Policy: path, Algorithm: plan.Algorithm().Title(), InHeaders: true,
+		Rule: &policy.Rule{Name: path}, Name: plan.Name(), FullName: path, Algorithm: plan.Algorithm().Title(), InHeaders: true,
 		Guard: guard.Settings{OnFailure: e.options.OnFailure.mode()},
 	}
 }
@@ -152,7 +152,7 @@ const overrideName = "override"
 // overrideLimit returns the limit that events name for all overrides of a domain.
 func (e *Engine) overrideLimit(domain string) *policy.Limit {
 	return &policy.Limit{
-		Rule: &policy.Rule{Name: domain}, Name: overrideName, Policy: domain + "." + overrideName, Algorithm: e.options.Algorithm.Title(), InHeaders: true,
+		Rule: &policy.Rule{Name: domain}, Name: overrideName, FullName: domain + "." + overrideName, Algorithm: e.options.Algorithm.Title(), InHeaders: true,
 		Guard: guard.Settings{OnFailure: e.options.OnFailure.mode()},
 	}
 }

@@ -39,10 +39,10 @@ descriptors:
 		seed := effort.Seed()
 		synctest.Test(t, func(t *testing.T) {
 			o := envoyrls.Options{Mode: mode}
-			memory, inLists := batches.Of(memstore.New(memstore.Options{})), 0 // batches in lists of several
+			memory, listedBatches := batches.Of(memstore.New(memstore.Options{})), 0 // counts the batches in lists of several
 			store := batches.Func(func(ctx context.Context, list []*batches.Batch) {
 				if len(list) > 1 {
-					inLists += len(list)
+					listedBatches += len(list)
 				}
 				memory(ctx, list)
 			})
@@ -89,7 +89,7 @@ descriptors:
 				listed.events, single.events = nil, nil
 			}
 			// One list in 30 has one message. That all 100 have one has a chance of 30^-100.
-			if inLists == 0 {
+			if listedBatches == 0 {
 				t.Errorf("mode %v: the store got no list; want at least one", mode)
 			}
 			if events == 0 {

@@ -91,7 +91,7 @@ func (s *ruleset) limitOf(l *policy.Limit, plan *penstock.Plan) (*limit, error) 
 		unit, multiplier = envoyconfig.UnitUnknown, 0
 	}
 	compiled := &limit{
-		current: CurrentLimit{Name: l.Policy, RequestsPerUnit: clamp(storeLimit.Count), Unit: unit, UnitMultiplier: multiplier},
+		current: CurrentLimit{Name: l.FullName, RequestsPerUnit: clamp(storeLimit.Count), Unit: unit, UnitMultiplier: multiplier},
 		period:  storeLimit.Period, plan: plan,
 	}
 	var err error
@@ -160,7 +160,7 @@ func (c *call) matchPolicy(s *ruleset) error {
 			}
 			compiled, err := s.limitOf(l, evaluation.Charges[j].Plan)
 			if err != nil {
-				return invalid("the limit %s cannot be enforced: %v", l.Policy, err)
+				return invalid("the limit %s cannot be enforced: %v", l.FullName, err)
 			}
 			it := appliedLimit{descriptorIndex: i, limit: compiled, eventLimit: l, key: evaluation.Charges[j].Key}
 			if err := c.setCost(&it, d); err != nil {

@@ -101,8 +101,8 @@ func valuesOf(conditions ...policy.Condition) string {
 // valuesOfIdentity returns the values that an identity and its parts list.
 func valuesOfIdentity(id *policy.Identity) string {
 	var text string
-	if id.Only != nil {
-		text = valuesOf(policy.Condition{*id.Only})
+	if id.AllowedValues != nil {
+		text = valuesOf(policy.Condition{*id.AllowedValues})
 	}
 	for _, one := range slices.Concat(id.FirstOf, id.AllOf) {
 		text += valuesOfIdentity(one)

@@ -129,9 +129,9 @@ func hasPer(id, old *policy.Identity) bool {
 		return false
 	case id.Source.Kind != old.Source.Kind || id.Source.Name != old.Source.Name:
 		return false
-	case id.Only != nil && (old.Only == nil || !old.Only.IsCoveredBy(*id.Only)):
+	case id.AllowedValues != nil && (old.AllowedValues == nil || !old.AllowedValues.IsCoveredBy(*id.AllowedValues)):
 		return false
-	case (id.Only == nil || id.Only.Any) && old.Only != nil && !old.Only.Any: // values that did not count have counters of their own now
+	case (id.AllowedValues == nil || id.AllowedValues.Any) && old.AllowedValues != nil && !old.AllowedValues.Any: // values that did not count have counters of their own now
 		return false
 	}
 	return slices.EqualFunc(id.FirstOf, old.FirstOf, isSame) && slices.EqualFunc(id.AllOf, old.AllOf, isSame)

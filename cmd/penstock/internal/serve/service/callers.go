@@ -89,7 +89,7 @@ func (s *service) newRESP(l settings.Listener, config *tls.Config, maxConnection
 	}
 	o := resplimit.Options{
 		LimitName:      throttleName,
-		AllowAnonymous: s.Settings.AdmitsOpenCallers(l),
+		AllowAnonymous: s.Settings.AdmitsCallersWithoutToken(l),
 		MaxConnections: int(maxConnections),
 		IdleTimeout:    s.Settings.IdleTimeout,
 		ReadTimeout:    s.Settings.HeaderTimeout,
@@ -106,8 +106,8 @@ func (s *service) newRESP(l settings.Listener, config *tls.Config, maxConnection
 	if err != nil {
 		return nil, err
 	}
-	// Callers of CL.THROTTLE send their own rates. All these limits are recorded under the name of
-	// this plan.
+	// Callers of CL.THROTTLE send their own rates. The Recorder counts all of them as one limit, which
+	// it finds by the plan's name and algorithm. So the rate of this plan has no effect.
 	s.core.Activity.Keep(penstock.PerSecond(1).WithName(throttleName).MustCompile())
 	s.metrics.SetRulesOf("resp", []metrics.Rule{{Name: throttleName, Limit: throttleName, Algorithm: algorithm.TokenBucket.Title()}})
 	s.metrics.AddRESP(resp.Connections)

@@ -38,7 +38,7 @@ func (s *service) openCheck() error {
 }
 
 func (s *service) checkAt(l settings.Listener) *checkapi.Service {
-	return s.check.WithAnonymous(s.Settings.AdmitsOpenCallers(l))
+	return s.check.WithAnonymous(s.Settings.AdmitsCallersWithoutToken(l))
 }
 
 // registerCheck serves the check API by gRPC. newAuthenticator counts the calls with a missing or

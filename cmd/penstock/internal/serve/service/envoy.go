@@ -307,7 +307,7 @@ func registerEnvoy(s *service, to grpc.ServiceRegistrar) error {
 func (e *envoy) handler(l settings.Listener) http.Handler {
 	s := e.service
 	inner := s.limitBodies(envoyrls.NewHandler(e.engine, envoyrls.HandlerOptions{IsHealthy: func() bool { return !s.isDraining.Load() && !e.isAwaitingLimits.Load() }, MaxBody: maxMessage}))
-	isOpen := s.Settings.AdmitsOpenCallers(l)
+	isOpen := s.Settings.AdmitsCallersWithoutToken(l)
 	secret := bearer.NewSecret(s.Settings.CallerToken)
 	line := &logthrottle.Line{Every: refusalLogInterval}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

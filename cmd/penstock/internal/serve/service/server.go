@@ -53,7 +53,8 @@ func newServer(setting string, http1 *http.Server) *server {
 
 // closeHTTP10 closes the connection of an HTTP/1.0 request after the response, also if the client
 // asks to keep it. net/http ignores Transfer-Encoding in such a request, but a proxy in front may
-// not. Then they disagree about where the request ends, and the rest of it is no message.
+// not. Then they disagree about where the request ends, and the rest of its body would be read as a
+// request.
 func closeHTTP10(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ProtoMajor == 1 && r.ProtoMinor == 0 {

@@ -254,10 +254,10 @@ func (s *Settings) CallerListeners() []Listener {
 	return slices.DeleteFunc(all, func(l Listener) bool { return l.Address == "" })
 }
 
-// AdmitsOpenCallers reports whether a listener accepts callers without a token. It does if no
+// AdmitsCallersWithoutToken reports whether a listener accepts callers without a token. It does if no
 // caller-token is set and one of these is true: only this machine can reach the listener, callers
 // need a certificate, or allow-open-callers is set.
-func (s *Settings) AdmitsOpenCallers(l Listener) bool {
+func (s *Settings) AdmitsCallersWithoutToken(l Listener) bool {
 	return len(s.CallerToken) == 0 && (s.AllowOpenCallers || s.CallerClientCA != "" || isLocal(l.Address))
 }
 
@@ -269,7 +269,7 @@ func (s *Settings) IsAdminLocal() bool { return isLocal(s.AdminListen) }
 func (s *Settings) checkListeners(report func(name, format string, args ...any)) {
 	all := s.CallerListeners()
 	for _, l := range all {
-		isUnprotected := len(s.CallerToken) == 0 && !s.AdmitsOpenCallers(l)
+		isUnprotected := len(s.CallerToken) == 0 && !s.AdmitsCallersWithoutToken(l)
 		if isUnprotected && l.Name != "api" {
 			report(l.Name, "anyone who reaches %s could use up the limits of others; write --caller-token or --caller-client-ca, 127.0.0.1 as the host, "+
 				"or --allow-open-callers if the network protects it", l.Address)

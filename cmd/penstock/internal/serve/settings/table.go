@@ -146,7 +146,7 @@ func (s *Settings) rows() []Row {
 		{Name: "admin-client-ca", Form: text(&s.AdminClientCA, "file"),
 			Help: "if set, clients with a certificate signed by one of these authorities may also read the admin API"},
 		{Name: "shown-identities", Default: "masked", Form: choice(&s.ShownIdentities, "off", "masked", "full"),
-			Help: "how the admin API shows who is limited: off, masked, or full with the operator token; off also keeps no identities in memory"},
+			Help: "how the admin API shows identities. off: not at all, and none are kept in memory; masked: in part; full: completely, to callers with the operator token"},
 		{Name: "near-limit", Default: "80", Form: count(&s.NearLimit, 50, 100),
 			Help: "percentage of a limit; a request counts as near its limit if at least this much of the limit is used after the request is charged"},
 		{Name: "pprof", Default: "false", Form: toggle(&s.Pprof),

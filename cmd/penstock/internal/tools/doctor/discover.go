@@ -76,7 +76,7 @@ func replicasIn(info map[string]string) (addresses []string) {
 func (d *doctor) discoverBehindSentinel(ctx context.Context) {
 	sentinelOption := d.option
 	sentinelOption.Username, sentinelOption.Password, sentinelOption.SelectDB = d.option.Sentinel.Username, d.option.Sentinel.Password, 0
-	sentinelOption.Dialer = d.option.Sentinel.Dialer // it also selects the password of the Sentinels
+	sentinelOption.Dialer = d.option.Sentinel.Dialer // redisclient has marked it, so that its connections get the password of the Sentinels
 	sentinelOption.TLSConfig, sentinelOption.ClientName = d.option.Sentinel.TLSConfig, d.option.Sentinel.ClientName
 	name := d.option.Sentinel.MasterSet
 	seen := make(map[string]bool) // addresses

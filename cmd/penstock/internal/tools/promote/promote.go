@@ -53,8 +53,8 @@ func Edit(text []byte, name string, compile func([]byte) (*policyfile.Policy, er
 		if !isSame(c.candidate, l) {
 			return nil, errByHand
 		}
-		if old := strings.TrimSuffix(c.candidate.Policy, ".candidate"); old != l.Policy {
-			result.Changes = append(result.Changes, fmt.Sprintf("the limit %s is named %s now, and begins with a new counter; add a name to keep the old one", old, l.Policy))
+		if old := strings.TrimSuffix(c.candidate.FullName, ".candidate"); old != l.FullName {
+			result.Changes = append(result.Changes, fmt.Sprintf("the limit %s is named %s now, and begins with a new counter; add a name to keep the old one", old, l.FullName))
 		}
 	}
 	for _, w := range after.Warnings {
@@ -102,10 +102,10 @@ func (e *editor) promote(rules []*policy.Rule, name string) error {
 	var known []string
 	for i, r := range rules {
 		for _, l := range r.Limits {
-			known = append(known, l.Policy)
+			known = append(known, l.FullName)
 		}
 		known = append(known, r.Name)
-		isOne := slices.ContainsFunc(r.Limits, func(l *policy.Limit) bool { return l.Policy == name })
+		isOne := slices.ContainsFunc(r.Limits, func(l *policy.Limit) bool { return l.FullName == name })
 		if r.Name != name && !isOne {
 			continue
 		}
@@ -136,7 +136,7 @@ func (e *editor) promoteRule(at int, r *policy.Rule, name string, node *yaml.Nod
 		}
 	}
 	for i, l := range r.Limits {
-		if r.Name != name && l.Policy != name {
+		if r.Name != name && l.FullName != name {
 			continue
 		}
 		if nodes == nil || len(limits) != len(r.Limits) || len(nodes.Content) != len(limits) {
@@ -148,7 +148,7 @@ func (e *editor) promoteRule(at int, r *policy.Rule, name string, node *yaml.Nod
 		}
 		if limit["shadow"] == true {
 			delete(limit, "shadow")
-			e.changes = append(e.changes, fmt.Sprintf("the limit %s is enforced", l.Policy))
+			e.changes = append(e.changes, fmt.Sprintf("the limit %s is enforced", l.FullName))
 			if err := e.change(nodes.Content[i], []string{"shadow"}, nil); err != nil {
 				return err
 			}
@@ -182,7 +182,7 @@ func (e *editor) promoteCandidate(l *policy.Limit, node *yaml.Node, want map[str
 	for field, value := range candidate {
 		want[field] = value
 	}
-	e.changes = append(e.changes, fmt.Sprintf("the limit %s is %s instead of %s", l.Policy, texts(l.Candidate), texts(l)))
+	e.changes = append(e.changes, fmt.Sprintf("the limit %s is %s instead of %s", l.FullName, texts(l.Candidate), texts(l)))
 	return e.change(node, append(remove, "candidate"), from)
 }
 

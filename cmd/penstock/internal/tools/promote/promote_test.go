@@ -103,7 +103,7 @@ func FuzzEdit(f *testing.F) {
 		for _, r := range p.Rules.Spec().Rules {
 			for _, l := range r.Limits {
 				if r.Name == "a" && (l.Shadow || l.Candidate != nil) {
-					t.Errorf("the limit %s is not promoted in\n%s", l.Policy, result.Text)
+					t.Errorf("the limit %s is not promoted in\n%s", l.FullName, result.Text)
 				}
 			}
 		}

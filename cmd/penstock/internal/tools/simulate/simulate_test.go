@@ -205,7 +205,7 @@ func TestOutagesStayWithinTheBound(t *testing.T) {
 		over := int64(0)
 		for _, b := range (guard.Options{OnFailure: guard.FailLocal, Instances: instances, DenyCacheTTL: -1}).Bounds(limit) {
 			if b.When == "store fails" || b.When == "store returns" {
-				over += b.Over
+				over += b.MaxExcess
 			}
 		}
 		return result.MostUnits, burst + count + over, fmt.Sprintf("seed %d: %v, %d instances, down from %v to %v", seed, limit, instances, o.DownFrom, o.DownTo)
