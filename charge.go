@@ -94,8 +94,8 @@ func (c *Charge) Request(r *algorithm.Request) {
 	r.Serial = c.Serial
 }
 
-// CountsDenial reports whether a store must charge the cost although the batch is denied. The store
-// then makes an algorithm.Attempt with this cost. The charge's Status is that of a Peek after the
+// CountsDenial reports whether a store must charge the cost also if the batch is denied. Then it
+// makes an algorithm.Attempt with this cost. The charge's Status is that of a Peek after the
 // Attempt, with the same cost and Patience, and without a Wait. So its RetryAfter is above 0 if the
 // charge does not fit any more, even if only another charge was denied. CountsDenial is for authors
 // of a Store.
@@ -103,11 +103,11 @@ func (c *Charge) CountsDenial() bool {
 	return c.Plan.limit.ShouldCountDenied && c.Mode == Spend && !c.IsFreeIfDenied
 }
 
-// StoreReceipt returns the Receipt, or one that no charge has had if the Receipt is not of a store
-// but of a guard. It is for authors of a Store.
+// StoreReceipt returns the Receipt. If a guard made the Receipt, it returns one that no charge has,
+// so that the Refund returns nothing. It is for authors of a Store.
 func (c *Charge) StoreReceipt() int64 {
 	const ofNoCharge = 1
-	if c.Receipt > algorithm.Max {
+	if c.Receipt > algorithm.Max { // only guards make such a Receipt
 		return ofNoCharge
 	}
 	return c.Receipt

@@ -81,7 +81,7 @@ type Status struct {
 
 	// RetryAfter is the time until this charge would be granted. It is 0 if this charge did not cause
 	// a denial, and Never if the charge can never be granted. If the limit counts denied requests,
-	// RetryAfter is above 0 also if there is no room any more because this one was counted.
+	// RetryAfter is also above 0 if the limit is full because it has counted this one.
 	RetryAfter time.Duration
 
 	// ResetAfter is the time until nothing is used any more, if no further request comes.

@@ -56,8 +56,7 @@ type Limit struct {
 	// ShouldCountDenied makes denied requests count. By default, a denied request charges nothing.
 	// With ShouldCountDenied, a Spend of a denied batch charges its cost to this limit, whichever
 	// limit denied it. So a client that does not wait stays out until it sends less than the limit
-	// admits.
-	// What is counted is at most twice the units of the limit. So the limit has all its units again
+	// admits. At most twice the units of the limit are counted as used. So all units are free again
 	// after at most twice the usual time.
 	//
 	// The attempts of Limiter.Wait count too, once for each denial. A Wait that is alone is granted at

@@ -14,9 +14,9 @@ import (
 type Plan struct {
 	limit    Limit
 	params   algorithm.Params
-	capacity int64 // units
-	tag      uint32
-	id       [2]uint64
+	capacity int64     // units
+	tag      uint32    // see Tag
+	id       [2]uint64 // see ID
 }
 
 // Compile checks the limit and returns its Plan. The error wraps ErrInvalid.
@@ -170,8 +170,8 @@ const freeTagBits = 7 // the bits of a Tag that a store may use
 // authors of a Store.
 func (p *Plan) ID() [2]uint64 { return p.id }
 
-// Equal reports whether two Plans decide alike, whatever their Names and Groups are. Plans of
-// calendar windows are equal only if they have one Algorithm.
+// Equal reports whether two Plans make the same decisions, whatever their Names and Groups are.
+// Plans of calendar windows are equal only if they have one Algorithm.
 func (p *Plan) Equal(other *Plan) bool { return p == other || p.hasNumbersOf(other) }
 
 func (p *Plan) hasNumbersOf(other *Plan) bool {

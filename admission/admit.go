@@ -21,9 +21,9 @@ type Admission struct {
 	controller *Controller
 	ctx        context.Context // of the request
 	options    RequestOptions
-	attributes policy.Attributes // nil if a rule or the charges are stated
+	attributes policy.Attributes // of a Request; nil for a RuleCall and for ExplicitCharges
 	beforeWait func(policy.Attributes)
-	denyIf     func([]penstock.Charge, *penstock.Decision) bool // nil unless the charges are stated
+	denyIf     func([]penstock.Charge, *penstock.Decision) bool // of ExplicitCharges, or nil
 	*scratch                                                    // nil after Done
 
 	decision    penstock.Decision
@@ -46,7 +46,7 @@ type scratch struct {
 // A Rejection describes why a request was rejected.
 type Rejection struct {
 	Rule       string        // empty if no rule rejected it
-	Policies   []string      // public names of the limits that denied the request; see policy.Limit.Policy
+	Policies   []string      // the FullName of each limit that denied the request
 	RetryAfter time.Duration // not rounded; 0 if unknown, penstock.Never if a retry cannot succeed
 	Detail     string        // what is wrong with a malformed request, without any text of the client
 
@@ -152,7 +152,7 @@ func (a *Admission) admit(r *Request) (Outcome, error) {
 // admitCharges decides the charges of the Evaluation. err is the error of the Evaluation. If the
 // turn of the request comes later, admitCharges waits for the turn.
 func (a *Admission) admitCharges(err error) (Outcome, error) {
-	if outcome, err, isDecided := a.decideWithoutStore(err); isDecided {
+	if outcome, err, isDecided := a.decideUncharged(err); isDecided {
 		return outcome, err
 	}
 	a.shadows = a.beginShadows()
@@ -169,10 +169,10 @@ func (a *Admission) setCharges(r *ExplicitCharges) error {
 	return a.options.Rules.EvaluateCharges(r.Charges, r.Limits, r.Shadows, &a.evaluation)
 }
 
-// decideWithoutStore decides requests for which no call of the store is needed, and peeks. For
-// other requests isDecided is false, and their charges are ready for the store. err is the error of
-// the Evaluation.
-func (a *Admission) decideWithoutStore(err error) (outcome Outcome, _ error, isDecided bool) {
+// decideUncharged decides the requests that charge nothing: those that are rejected or admitted
+// without the store, and peeks. For other requests isDecided is false, and their charges are ready
+// for the store. err is the error of the Evaluation.
+func (a *Admission) decideUncharged(err error) (outcome Outcome, _ error, isDecided bool) {
 	v := &a.evaluation
 	if err != nil {
 		outcome, err = a.rejectMalformed(err)

@@ -16,8 +16,8 @@ import (
 
 // Options configure a Controller. The zero value is useful.
 type Options struct {
-	// Settings returns how the guards treat a limit, as guard.Options.Limits does. Set it if direct
-	// calls have limits that the rules lack. Default: the settings of the rules in force.
+	// Settings returns how the guards treat a limit, as guard.Options.Limits does. Set it if
+	// ExplicitCharges have limits that the rules lack. Default: the settings of the rules in force.
 	Settings func(*penstock.Plan) guard.Settings
 
 	// Observe is called with an Event for each decision, by many goroutines at the same time.
@@ -35,8 +35,8 @@ type Options struct {
 }
 
 // A Controller admits requests within the limits of a policy. Make one with New, and give it to all
-// transports of the process: it has the known identities, and it counts what waits. Many goroutines
-// may use one Controller at the same time.
+// transports of the process: it has the known identities, and counts the requests that wait. Many
+// goroutines may use one Controller at the same time.
 type Controller struct {
 	store   batches.Func
 	rules   policy.RuleSource
@@ -92,8 +92,8 @@ func New(store penstock.Store, rules policy.RuleSource, o Options) (*Controller,
 	return c, nil
 }
 
-// unknownLimit returns the name of an enforced limit that has settings for guards, if the guards
-// with the given settings do not know it. Otherwise it returns "".
+// unknownLimit returns the name of an enforced limit that has settings for guards, although the
+// guards' own settings have nothing for it. If there is no such limit, it returns "".
 func unknownLimit(rules *policy.Rules, settings func(*penstock.Plan) guard.Settings) string {
 	for _, rule := range rules.Spec().Rules {
 		for _, l := range rule.Limits {
@@ -225,8 +225,8 @@ type RequestOptions struct {
 	// would have to wait is denied.
 	Peek bool
 
-	// IsRefundable means that TakeGrants may return all charges of the request. The store
-	// then remembers when they were made. Default: it does so for requests that may wait, and for
+	// IsRefundable must be set if TakeGrants will be called. The store then gives each charge a
+	// Receipt, so that it can be refunded. Default: it does so for requests that may wait, and for
 	// limits with on_status or a true cost.
 	IsRefundable bool
 

@@ -19,9 +19,9 @@ func (c *Controller) withFallback(store penstock.Store) batches.Func {
 var errHiddenFallback = penstock.NewStoreError(penstock.ReasonUnknown,
 	errors.New("a decorator hides the guards of the store, and they do not know the on_failure of a limit; give the decorator the method Settings, or the guards the option Limits"))
 
-// withoutHiddenFallback returns a store around store. A decorator may hide guards from New, and so
-// also that they do not know the settings of limits. If such guards count a limit locally that
-// fails open or closed, the store gives no answer.
+// withoutHiddenFallback returns a store around store. New cannot see guards that a decorator hides,
+// so it cannot check that they know the settings of limits. If such guards decide locally about a
+// limit that fails open or closed, the returned store fails.
 func (c *Controller) withoutHiddenFallback(store penstock.Store) batches.Func {
 	failsOtherwise := func(charge penstock.Charge) bool {
 		mode := c.options.Settings(charge.Plan).OnFailure

@@ -42,8 +42,8 @@ const (
 	settledName = "settled" // made by the first settlement of a reservation
 )
 
-// idempotencyCharge returns one of the charges of an IdempotencyKey. It can be made once in the
-// period.
+// idempotencyCharge returns one of the charges of an IdempotencyKey. The charge can be made only
+// once in the period.
 func idempotencyCharge(sharedName, name, key string, period time.Duration) (penstock.Charge, error) {
 	plan, err := penstock.Limit{Group: reserved.Once + sharedName, Name: name, Count: 1, Period: period, Burst: 1}.Compile()
 	return penstock.Charge{Key: key, Plan: plan, Cost: 1}, err
@@ -187,8 +187,8 @@ func (r *idempotency) removeOnceCharges(v *policy.Evaluation, d *penstock.Decisi
 }
 
 // firstReceipts returns the receipts that the first request of a repeat has got for its charges. It
-// computes them from the answer to a batch that tells the store's time, how old the charge "once"
-// is, and when windows end. The batch charges only the limit that tells the time. A receipt is 0 if
+// computes them from the store's time, the age of the charge "once", and the ends of windows. The
+// batch that reads these charges nothing but "clock", a limit for this purpose. A receipt is 0 if
 // its charge may have been made before the present window, or if the store gives no answer. Then
 // the units stay charged.
 func (r *idempotency) firstReceipts(ctx context.Context, store penstock.Store, charges []penstock.Charge) []int64 {
@@ -199,7 +199,7 @@ func (r *idempotency) firstReceipts(ctx context.Context, store penstock.Store, c
 	if err != nil || clockErr != nil || len(charges)+2 > penstock.MaxCharges {
 		return receipts
 	}
-	clock.Mode, clock.IsRefundable = penstock.Force, true
+	clock.Mode, clock.IsRefundable = penstock.Force, true // its Receipt is the store's time
 	once.Mode, once.Cost = penstock.Refund, 0
 	batch := []penstock.Charge{clock, once}
 	for _, c := range charges {

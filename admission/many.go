@@ -7,7 +7,7 @@ import (
 	"github.com/penstock/penstock/internal/batches"
 )
 
-// A BatchItem is charges of a list, and what AdmitCharges returns for them.
+// A BatchItem is one request of AdmitMany, and its result: what AdmitCharges would return.
 type BatchItem struct {
 	Charges   ExplicitCharges
 	Admission *Admission
@@ -29,7 +29,7 @@ func (c *Controller) AdmitMany(ctx context.Context, list []*BatchItem) {
 		}
 		a := c.begin(ctx, item.Charges.RequestOptions)
 		item.Admission = a
-		outcome, err, isDecided := a.decideWithoutStore(a.setCharges(&item.Charges))
+		outcome, err, isDecided := a.decideUncharged(a.setCharges(&item.Charges))
 		switch {
 		case isDecided:
 			item.Outcome, item.Err = a.end(outcome), err

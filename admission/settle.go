@@ -89,7 +89,7 @@ func (s *settlement) setCost(cost int64) error {
 	return nil
 }
 
-// start starts the time in which the request is served.
+// start prepares the settlement of an admitted request, which is served from now on.
 func (a *Admission) start() {
 	for i := range a.grants {
 		a.isAdjustable = a.isAdjustable || a.grants[i].Limit.Adjustable
@@ -149,7 +149,7 @@ func (a *Admission) noteHolds(charges []penstock.Charge, limits []*policy.Limit)
 	}
 }
 
-// dropGrants makes the caller correct the grants of the limits in place of the settlement.
+// dropGrants forgets the grants of the limits, because the caller of TakeGrants corrects them.
 func (s *settlement) dropGrants(limits []*policy.Limit) {
 	s.renewal.stop()
 	s.grants = slices.DeleteFunc(s.grants, func(g Grant) bool { return slices.Contains(limits, g.Limit) })
@@ -236,7 +236,7 @@ func (s *settlement) trueCost(g *Grant, r *Result) int64 {
 // limits that can refund.
 func Corrections(grants []Grant, status int, cost *int64) (charges []penstock.Charge) {
 	hasAdjustable := slices.ContainsFunc(grants, func(g Grant) bool { return g.Limit.Adjustable })
-	return correct(grants, func(g *Grant) int64 {
+	return correctionsOf(grants, func(g *Grant) int64 {
 		switch {
 		case g.isFree(status):
 			return 0
@@ -249,11 +249,11 @@ func Corrections(grants []Grant, status int, cost *int64) (charges []penstock.Ch
 
 // Refunds returns the charges that return the grants of a request that was not served.
 func Refunds(grants []Grant) []penstock.Charge {
-	return correct(grants, func(*Grant) int64 { return 0 })
+	return correctionsOf(grants, func(*Grant) int64 { return 0 })
 }
 
-// correct returns the charges that make each grant cost what cost returns.
-func correct(grants []Grant, cost func(*Grant) int64) (charges []penstock.Charge) {
+// correctionsOf returns the charges that make each grant cost what cost returns.
+func correctionsOf(grants []Grant, cost func(*Grant) int64) (charges []penstock.Charge) {
 	for i := range grants {
 		g := &grants[i]
 		if c, isNeeded := g.correction(cost(g)); isNeeded {

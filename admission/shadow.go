@@ -51,8 +51,8 @@ func (a *Admission) beginShadows() *shadows {
 }
 
 // canShareScript reports whether a store may decide two batches in one script. Each of them has one
-// key and one group, and both have the same sequence of algorithms, whose state is small. If a
-// store cannot share a script anyway, it leaves the shadow, and the shadow's own call is delayed.
+// key and one group, and both have the same sequence of algorithms, whose state is small. If the
+// store decides only the enforced batch nevertheless, endSharing sends the shadow afterwards.
 func canShareScript(a, b []penstock.Charge) bool {
 	if len(a) != len(b) {
 		return false

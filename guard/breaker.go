@@ -59,15 +59,16 @@ type BreakerOptions struct {
 // Breaker stops sending calls to a store that fails, except a few that find out when the store
 // works again. While the breaker is open, calls end immediately with an error of ReasonBreakerOpen.
 //
-// The breaker opens after Failures failures in a row. It also opens when at least 20 calls began in
-// the last second, half of them have failed, and these are at least 10 failures. A cut connection
-// or a lost script fails many calls at once, so a call that was in flight when another one failed
-// is not a failure of its own. A timeout always is, because each call waits for its own deadline.
-// After its pause, the breaker lets a few calls
-// through in each 50 ms: one call, and one more for each success so far. If all succeed, these are
-// 1, 2, 4 and 8 calls. The 15 successes close the breaker. One failure opens it again. In Standard,
-// the breaker makes the first of these calls itself. So no caller waits for a store that hangs, and
-// the breaker closes even without callers.
+// A cut connection or a lost script makes many calls fail at once. So a call that fails counts as a
+// failure only if no other call has failed since it began. A timeout always counts, because each
+// call waits for its own deadline. The breaker opens after Failures failures in a row. It also
+// opens when at least 20 calls began in the last second, half of them have failed, and at least 10
+// of these count as failures.
+//
+// After its pause, the breaker lets a few calls through in each 50 ms: one call, and one more for
+// each success so far. If all succeed, these are 1, 2, 4 and 8 calls. The 15 successes close the
+// breaker. One failure opens it again. In Standard, the breaker makes the first of these calls
+// itself. So no caller waits for a store that hangs, and the breaker closes even without callers.
 //
 // A failure is an error that wraps penstock.ErrUnavailable. A denial is a success. Some errors
 // count as neither, because the store may not have received the call: the caller's own
@@ -96,9 +97,9 @@ func newBreaker(next penstock.Store, o BreakerOptions) *breaker {
 const (
 	maxCircuits = 1024 // nodes that have a breaker of their own
 
-	// A breaker opens if half of at least rateCalls calls that began in rateWindow have failed, and
-	// these are at least rateFailures failures. rateWindow is several deadlines long. Its calls are
-	// counted in rateSlots slots.
+	// A breaker opens if at least rateCalls calls began in rateWindow, half of them have failed, and
+	// at least rateFailures of these count as failures. rateWindow is several deadlines long. Its
+	// calls are counted in rateSlots slots.
 	rateWindow   = time.Second
 	rateSlots    = 5
 	rateCalls    = 20
@@ -215,7 +216,7 @@ type circuit struct {
 	inFlight   int                   // calls in the half-open state
 	successes  int                   // of calls in the half-open state
 	failures   int                   // failures in a row
-	counted    int                   // failures since the start, each counted once for the calls that were in flight together
+	counted    int                   // calls since the start that count as failures: see Breaker
 	lastErr    error                 // the last failure
 	lastPause  time.Duration         // the length of the last pause, before jitter
 	closedAt   time.Time             // when the circuit closed last
@@ -225,7 +226,7 @@ type circuit struct {
 type slotCounts struct {
 	slot     int64
 	calls    int
-	failed   int // calls that failed
+	failed   int // calls that failed, also those that do not count as failures
 	failures int // as circuit.counted counts them
 }
 

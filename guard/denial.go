@@ -136,8 +136,8 @@ func retryAfterAnswer(plan *penstock.Plan, cost, remaining, reset int64) int64 {
 	return plan.Algorithm().RetryAfterGrant(plan.Params(0), cost, remaining, reset)
 }
 
-// quietFor returns for how long no request is granted that needs at least what the demand needs.
-// Until then, nobody changes the counter, so the status is exact.
+// quietFor returns for how long no request is granted that needs at least what the demand says. As
+// long as none is granted, nobody changes the counter, so the status is exact.
 func (p *deniedCharge) quietFor() time.Duration {
 	least, patience := p.demand.minCost, p.demand.maxPatience
 	switch retryAfter := p.status.RetryAfter; {

@@ -15,13 +15,13 @@ import (
 
 // DenyOptions configure Deny. The zero value is useful.
 type DenyOptions struct {
-	// MaxAge is the longest time for which a denial is cached. If another instance refunds, resets or
-	// forces a charge of the same counter, this guard may not notice it for as long. Default: 1 s.
+	// MaxAge is the longest time for which a denial is cached. A Refund, Reset or Force that bypasses
+	// this guard, such as one by another instance, may be noticed only then. Default: 1 s.
 	MaxAge time.Duration
 
-	// MaxEntries is the largest number of cached denials, rounded up to a power of two of at least
-	// 8. If there are more, the denial that ends first is removed, and the next request for it is sent
-	// to the store. A denial takes about 190 bytes, and 110 more for each charge beyond the first. It
+	// MaxEntries is the largest number of cached denials, rounded up to a power of two of at least 8.
+	// If there are more, the denial that ends first is removed, and the next request for it is sent to
+	// the store. A denial takes about 190 bytes, and 110 more for each charge beyond the first. It
 	// also keeps the plans of its limits in memory. Default: 65,536.
 	MaxEntries int
 }
@@ -31,14 +31,14 @@ type DenyOptions struct {
 //
 // A denial is cached for MaxAge at most, and only while no request of the limit can be granted. As
 // long as none is granted, nobody changes the counter. So the cache knows what the store would
-// return: it counts Remaining, RetryAfter and ResetAfter down. If all requests of the limit have one
-// cost, the denial ends at RetryAfter. Otherwise it ends when the smallest cost fits. RetryAfter
-// counts from before the request was sent, and is shortened by 0.1 % and 2 µs because clocks
-// differ. Decisions of the cache have the Source FromDenyCache.
+// return: it counts Remaining, RetryAfter and ResetAfter down. If all requests of the limit have
+// one cost, the denial ends at RetryAfter. Otherwise it ends when the smallest cost fits.
+// RetryAfter counts from before the request was sent, and is shortened by 0.1 % and 2 µs because
+// clocks differ. Decisions of the cache have the Source FromDenyCache.
 //
-// The guard of Standard also learns from grants: when a grant takes the last tokens of a bucket, the
-// next request would be denied, and this denial is cached. So the store decides few requests besides
-// those that it grants.
+// The guard of Standard also learns from grants: when a grant takes the last tokens of a bucket,
+// the next request would be denied, and this denial is cached. So the store decides few requests
+// besides those that it grants.
 //
 // A denial of a TokenBucket answers requests of any cost and Patience. That of another algorithm
 // answers requests of the same cost and Patience.
@@ -50,22 +50,22 @@ type DenyOptions struct {
 // The exceptions below end when the denial is MaxAge old:
 //
 //   - Units are returned without this guard: by a Refund or Reset of another instance, by a batch
-//     over several slots of a Cluster that fails, or by a Lease, which returns units that it did not
-//     spend.
+//     over several slots of a Cluster that fails, or by a Lease, which returns units that it did
+//     not spend.
 //   - A Refund or Reset through this guard takes effect in the store although its answer was lost.
 //   - The store loses data, or its clock jumps ahead.
 //   - A limit with another Count or Period shares the counter, as tiers do. When that limit grants
 //     a request, used units return at its rate.
 //
 // When a Refund, Reset or Force through this guard has been answered, older denials of its counters
-// are no longer used. A Force changes the counter of a limit that denies.
+// are no longer used. (A Force takes units even if the limit denies, so RetryAfter grows.)
 //
 // The numbers of a cached denial have these exceptions, which end with the denial:
 //
 //   - RetryAfter is too long by at most the time that the answer was in flight, or 1 µs too short.
 //   - RetryAfter is too short if another instance has used Force, or has granted a request of a
-//     smaller cost or a longer Patience than any request of this instance. The same holds if another
-//     instance has granted a request of another tier that uses the counter.
+//     smaller cost or a longer Patience than any request of this instance. The same holds if
+//     another instance has granted a request of another tier that uses the counter.
 //   - Remaining of a SlidingWindow, SlidingLog or SubWindow does not count units that have come
 //     back since, but are too few for the request.
 //   - RetryAfter of a split limit is that of the answer.
@@ -156,7 +156,7 @@ func (d *denyCache) decide(ctx context.Context, list []*batches.Batch) {
 	d.do(ctx, d.lookUp(ctx, &query[0], list[0]), query[:], list)
 }
 
-// do does with a list of one batch what its look-up has found.
+// do carries out the step that a look-up has returned, for a list of one batch.
 func (d *denyCache) do(ctx context.Context, next step, query []denyQuery, one []*batches.Batch) {
 	switch next {
 	case toSend:

@@ -54,10 +54,9 @@ type FallbackOptions struct {
 // # The bound of FailLocal
 //
 // The share of a limit is its Count and Burst divided by n, rounded up, where n is Instances. The
-// shares of n instances exceed the limit by at most n-1 units. (Of a bucket, only
-// the Burst is rounded. The rate is divided exactly.) While the store is down, let m instances
-// divide by n. In any interval they admit at most m/n of what the limit allows there, plus n-1
-// units.
+// shares of n instances exceed the limit by at most n-1 units. (Of a bucket, only the Burst is
+// rounded. The rate is divided exactly.) While the store is down, m instances that divide by n
+// admit, in any interval, at most m/n of what the limit allows there, plus n-1 units.
 //
 // While the store answers, its grants are charged to the local memory too. So an instance enters an
 // outage with its own recent use. A bucket remembers at most twice its share as used. So an

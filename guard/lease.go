@@ -12,12 +12,12 @@ import (
 //
 // A batch is leased if all its charges are Spends of the same cost, under one Key and Group,
 // without Patience, Holder and IsRefundable. Their limits must have a Settings.Lease of 2 or more,
-// and must not count denied requests.
-// The algorithm must be TokenBucket, SlidingWindow, SubWindow, or a window that does not slide. All
-// other batches go to the store unchanged. For these batches, leased units count as used, also in a
-// Peek. A Refund or Reset of a key first returns what is leased under it. So leases gain nothing
-// for keys that are often refunded. A decision of a lease has the Source FromLease. The Remaining
-// of this decision is the local rest plus what the store had left in its last answer.
+// and must not count denied requests. The algorithm must be TokenBucket, SlidingWindow, SubWindow,
+// or a window that does not slide. All other batches go to the store unchanged. For these batches,
+// leased units count as used, also in a Peek. A Refund or Reset of a key first returns what is
+// leased under it. So leases gain nothing for keys that are often refunded. A decision of a lease
+// has the Source FromLease. The Remaining of this decision is what is left of the block, plus what
+// the store had left in its last answer.
 //
 // A block is what the key needs at this instance in half of the time for which units can be spent.
 // This time is a Life, or the rest of the window if that is shorter, less the time that the store

@@ -222,8 +222,8 @@ func (g *Guarded) Settings(plan *penstock.Plan) Settings {
 // SettingsOf returns the method Settings of a store, or nil if the store has none. A store with
 // this method also decides while its server gives no answer, as a Guarded does. A decorator around
 // such a store needs the method too. If it has none, package admission puts a second Fallback
-// around it, which takes memory and time. This Fallback decides what the first one would count
-// locally, if a limit fails open or closed. It does not count instances.
+// around it, which takes memory and time, and does not count instances. If a limit fails open or
+// closed, but the guards inside the decorator decide locally, the second Fallback decides instead.
 func SettingsOf(store penstock.Store) func(*penstock.Plan) Settings {
 	if s, ok := store.(interface{ Settings(*penstock.Plan) Settings }); ok {
 		return s.Settings

@@ -35,8 +35,8 @@ func CheckReason(reason string) error {
 	return nil
 }
 
-// Resettable returns the limits of this name, or all if name is "". An in_flight limit must be named,
-// because its slots may still be in use.
+// Resettable returns the limits of this name, or all if name is "". An in_flight limit must be
+// named, because its slots may still be in use.
 func Resettable(limits []Limit, name string) (found []Limit) {
 	for _, l := range limits {
 		if l.Limit == name || name == "" && !l.needsHolder() {
@@ -57,8 +57,8 @@ func Held(limits []Limit) (found []Limit) {
 	return found
 }
 
-// needsHolder reports whether this is an in_flight limit. A limit from JSON has only the
-// name of its algorithm.
+// needsHolder reports whether this is an in_flight limit. A limit from JSON has only the name of
+// its algorithm.
 func (l *Limit) needsHolder() bool {
 	if l.plan == nil {
 		return l.Algorithm == algorithm.Concurrency.Title()

@@ -87,10 +87,10 @@ func newFixture(t testing.TB, store penstock.Store, yaml string, o envoyrls.Opti
 }
 
 // request parses a request of domain d. In "2: small +1,large=x", small and large=x are entries of
-// two descriptors. Commas separate descriptors, and blanks separate entries. A
-// descriptor may end with +2 for 2 hits, with -2 for 2 negative hits, or with an override. The
-// override @5/1 is 5 in unit 1, and @5/1*30 is 5 in 30 times unit 1. The units are 1 SECOND, 2
-// MINUTE, 3 HOUR, 4 DAY, 5 MONTH and 6 YEAR. A prefix such as "2: " sets the hits of the request.
+// two descriptors. Commas separate descriptors, and blanks separate entries. A descriptor may end
+// with +2 for 2 hits, with -2 for 2 negative hits, or with an override. The override @5/1 is 5 in
+// unit 1, and @5/1*30 is 5 in 30 times unit 1. The units are 1 SECOND, 2 MINUTE, 3 HOUR, 4 DAY, 5
+// MONTH and 6 YEAR. A prefix such as "2: " sets the hits of the request.
 func request(text string) *envoyrls.Request {
 	r := &envoyrls.Request{Domain: "d"}
 	if hits, rest, ok := strings.Cut(text, ": "); ok {

@@ -254,9 +254,9 @@ func (s *Settings) CallerListeners() []Listener {
 	return slices.DeleteFunc(all, func(l Listener) bool { return l.Address == "" })
 }
 
-// AdmitsCallersWithoutToken reports whether a listener accepts callers without a token. It does if no
-// caller-token is set and one of these is true: only this machine can reach the listener, callers
-// need a certificate, or allow-open-callers is set.
+// AdmitsCallersWithoutToken reports whether a listener accepts callers without a token. It does if
+// no caller-token is set and one of these is true: only this machine can reach the listener,
+// callers need a certificate, or allow-open-callers is set.
 func (s *Settings) AdmitsCallersWithoutToken(l Listener) bool {
 	return len(s.CallerToken) == 0 && (s.AllowOpenCallers || s.CallerClientCA != "" || isLocal(l.Address))
 }
