@@ -8,7 +8,7 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A countedBody is a request body of unannounced size. It counts its bytes that are read.
+// A countedBody is a request body of unannounced size. It counts the bytes that are read from it.
 type countedBody struct {
 	io.ReadCloser
 	mu        sync.Mutex

@@ -35,9 +35,9 @@ func (a *Admission) announcedCost(name string) (units int64, ok bool) {
 
 // Settle sets the true cost of the request that has this context. When the request has been served,
 // its charges are adjusted to this cost. With a policy, only the charges of limits with cost.actual
-// are adjusted. Without one, those of all limits that can refund are, and the least cost is the one
-// unit that was charged, unless SimpleOptions.Refunds is set. A second Settle replaces the first.
-// Settle fails if the request has no such limit.
+// are adjusted. Without one, the charges of all limits that can refund are adjusted. Then a request
+// costs at least the one unit that was charged, unless SimpleOptions.Refunds is set. A second
+// Settle replaces the first. Settle fails if the request has no such limit.
 func Settle(ctx context.Context, actual int64) error {
 	a := admissionOf(ctx)
 	if a == nil {

@@ -13,7 +13,7 @@ package policy
 // In all other cases EvaluateBeforeAuth does what Evaluate does, and returns true. If the key of a
 // rule with before_auth is ambiguous, EvaluateBeforeAuth returns true too. The request is then
 // malformed, and no signature is checked.
-func (r *Rules) EvaluateBeforeAuth(a Attributes, v *Evaluation) bool {
+func (r *Rules) EvaluateBeforeAuth(a Attributes, v *Evaluation) (hasAllCharges bool) {
 	if len(r.beforeAuth) == 0 {
 		r.Evaluate(a, v)
 		return true

@@ -17,6 +17,7 @@ import (
 //   - Frameworks replace the method of a request by that of a header such as
 //     X-HTTP-Method-Override.
 
+// readNames are the names of headers, cookies and parameters that the policy reads.
 type readNames struct {
 	headers []Source
 	lengths uint64                 // a bit for each length of a header that may have aliases; see lengthBit

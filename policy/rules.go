@@ -33,13 +33,13 @@ type Rule struct {
 	Shadow     bool // counted and reported, never enforced
 	Limits     []*Limit
 
-	// NewIdentities is how many new identities one address may bring to the rule. Nil: any number.
+	// NewIdentities is how many new identities one address may send to the rule. Nil: any number.
 	NewIdentities *penstock.Plan
 
 	matchers []*matcher
-	order    int
+	order    int // the place in the policy
 
-	countsPreflights bool // the author set Always, so that nothing passes the rule
+	countsPreflights bool // the author set Always, so the rule limits CORS preflights too
 }
 
 // A Match describes which requests a rule matches. The zero value matches all.

@@ -201,9 +201,9 @@ func (t *Test) Values() []string {
 	return values
 }
 
-// IsCoveredBy reports whether each value of the test is a value of one of the others, as far as
-// they have its source. A network has the addresses and networks within it. Networks that lie side
-// by side are one network.
+// IsCoveredBy reports whether each value of the test is a value of one of the others that have the
+// same source. A network has the addresses and networks within it. Networks that lie side by side
+// are one network.
 func (t *Test) IsCoveredBy(others ...Test) bool {
 	texts, all := make(map[string]struct{}), make(networks)
 	var domains []string

@@ -56,8 +56,9 @@ type Tier struct {
 
 // Simple returns a policy with one rule. The limits of this rule charge every request, and are
 // decided together. A request costs one unit at first. Its true cost may be set afterwards, for all
-// limits that can refund units. It is at least one unit, unless IsMinimum of the limit is set to
-// false. onFailure is the failure mode of the limits; guard.FailDefault means guard.FailLocal.
+// limits that can refund units. The true cost is at least one unit, unless IsMinimum of the limit
+// is set to false. onFailure is the failure mode of the limits; guard.FailDefault means
+// guard.FailLocal.
 func Simple(name string, key *Identity, onFailure guard.FailureMode, limits ...penstock.Limit) (Spec, error) {
 	if onFailure == guard.FailDefault {
 		onFailure = guard.FailLocal
@@ -159,8 +160,8 @@ func (b *builder) rule(rule *Rule, order int) *Rule {
 	if len(r.Limits) > penstock.MaxCharges {
 		b.fail("rule %q has %d limits; the most is %d", r.Name, len(r.Limits), penstock.MaxCharges)
 	}
-	isObserved := func(l *Limit) bool { return l.Shadow || l.Candidate != nil }
-	if r.BeforeAuth && (r.Unlimited || r.Shadow || r.NewIdentities != nil || slices.ContainsFunc(r.Limits, isObserved)) {
+	hasShadow := func(l *Limit) bool { return l.Shadow || l.Candidate != nil }
+	if r.BeforeAuth && (r.Unlimited || r.Shadow || r.NewIdentities != nil || slices.ContainsFunc(r.Limits, hasShadow)) {
 		b.fail("rule %q: BeforeAuth cannot be combined with Unlimited, Shadow, NewIdentities or a Candidate; remove one of them", r.Name)
 	}
 	r.Match.Where = b.condition(r.Match.Where, false)
@@ -299,8 +300,8 @@ func (b *builder) identity(id *Identity) *Identity {
 		b.addIdentifyingHeader(copied.Source.Name)
 	}
 	if copied.AllowedValues != nil {
-		only := b.test(*copied.AllowedValues)
-		copied.AllowedValues = &only
+		allowed := b.test(*copied.AllowedValues)
+		copied.AllowedValues = &allowed
 	}
 	if !copied.Global && len(copied.Segments()) == 0 {
 		b.rules.keyCount++

@@ -7,23 +7,23 @@ import (
 	"strings"
 )
 
-// ClientOf returns what a key says about its client. The key is by the identity id, which must be
-// that of a limit of the Rules. A call by EvaluateRule is on no list, has the last tier, and can
+// ClientOf returns what a key says about its client. The key is one of the identity id, which must
+// be that of a limit of the Rules. A call by EvaluateRule is on no list, has the last tier, and can
 // have any key.
 //
 //   - tiers are the tiers that the client may have, as indexes in Spec.Tiers. If the key alone
 //     decides the conditions of the tiers, as a listed API key does, there is one.
 //   - list is the list that has all requests with the key. It is NotListed if the key does not
 //     decide the conditions of the lists.
-//   - isUnlisted is true if no request can have the key, because the identity lists the values that
-//     count and that of the key is not among them.
+//   - isUnlisted is true if no request can have the key, because its value is not one of the
+//     identity's AllowedValues.
 func (r *Rules) ClientOf(id *Identity, key string) (tiers []int, list ListMatch, isUnlisted bool) {
-	known := r.knownBy(id, key)
-	return known.tiers(r.spec.Tiers), known.list(&r.spec), known.isUnlisted()
+	facts := r.factsOf(id, key)
+	return facts.tiers(r.spec.Tiers), facts.list(&r.spec), facts.isUnlisted()
 }
 
 // tiers returns the tiers that the client may have.
-func (k *known) tiers(all []Tier) (tiers []int) {
+func (k *keyFacts) tiers(all []Tier) (tiers []int) {
 	for i, t := range all {
 		if k.source.Kind == KindTier { // the key is the name of the tier
 			if t.Name == k.text {
@@ -47,7 +47,7 @@ func (k *known) tiers(all []Tier) (tiers []int) {
 }
 
 // list returns the list that has all requests with the key.
-func (k *known) list(s *Spec) ListMatch {
+func (k *keyFacts) list(s *Spec) ListMatch {
 	switch k.anyHolds(s.Deny) {
 	case yes:
 		return DenyListed
@@ -59,16 +59,16 @@ func (k *known) list(s *Spec) ListMatch {
 	return NotListed
 }
 
-// isUnlisted reports whether the identity lists the values that count, without that of the key.
-func (k *known) isUnlisted() bool {
-	only := k.identities[len(k.identities)-1].AllowedValues
+// isUnlisted reports whether the value of the key is not one of the identity's AllowedValues.
+func (k *keyFacts) isUnlisted() bool {
+	allowed := k.identities[len(k.identities)-1].AllowedValues
 	switch {
-	case only == nil || only.Any:
+	case allowed == nil || allowed.Any:
 		return false
 	case k.source.Kind == KindAddress:
-		return k.address.IsValid() && !only.networks.contains(k.address)
+		return k.address.IsValid() && !allowed.networks.contains(k.address)
 	}
-	return k.source.Kind != KindNone && !only.has(k.text)
+	return k.source.Kind != KindNone && !allowed.has(k.text)
 }
 
 // An answer says whether something holds for all requests of a client.
@@ -80,8 +80,8 @@ const (
 	yes                 // for all
 )
 
-// known is what a key says about the requests that have it.
-type known struct {
+// keyFacts are what a key says about the requests that have it.
+type keyFacts struct {
 	identities []*Identity // that have the key
 	key        string
 	source     Source     // what the key was made from; KindNone if that is not known
@@ -90,9 +90,9 @@ type known struct {
 	absent     []Source   // what these requests lack
 }
 
-// knownBy returns what a key by the identity id says.
-func (r *Rules) knownBy(id *Identity, key string) known {
-	k := known{identities: []*Identity{id}, key: key}
+// factsOf returns what a key of the identity id says.
+func (r *Rules) factsOf(id *Identity, key string) keyFacts {
+	k := keyFacts{identities: []*Identity{id}, key: key}
 	for id.FirstOf != nil {
 		// If several parts can have the key, it is not known which one has it.
 		isPart := func(one *Identity) bool { return one.CanHaveKey(key) }
@@ -123,7 +123,7 @@ func (r *Rules) knownBy(id *Identity, key string) known {
 	return k
 }
 
-func (k *known) anyHolds(conditions []Condition) answer {
+func (k *keyFacts) anyHolds(conditions []Condition) answer {
 	holds := no
 	for _, c := range conditions {
 		holds = max(holds, k.holds(c))
@@ -131,7 +131,7 @@ func (k *known) anyHolds(conditions []Condition) answer {
 	return holds
 }
 
-func (k *known) holds(c Condition) answer {
+func (k *keyFacts) holds(c Condition) answer {
 	holds := yes
 	for i := range c {
 		holds = min(holds, k.passes(&c[i]))
@@ -140,7 +140,7 @@ func (k *known) holds(c Condition) answer {
 }
 
 // passes reports whether a test on the client passes. See request.passes.
-func (k *known) passes(t *Test) answer {
+func (k *keyFacts) passes(t *Test) answer {
 	answerOf := func(holds bool) answer {
 		if holds {
 			return yes

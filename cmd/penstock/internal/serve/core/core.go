@@ -131,7 +131,7 @@ func newCore(o Options) *Core {
 		health:            health{log: o.Log},
 		failOpen:          failOpenReporter{log: o.Log},
 		rejectedTokenLine: logthrottle.Line{Every: tokenLineInterval},
-		markers:           markers{isWanted: make(chan struct{}, 1)},
+		markers:           markers{wanted: make(chan struct{}, 1)},
 	}
 	c.fleet = fleet{core: c, started: time.Now(), host: hostName()}
 	return c
@@ -164,8 +164,8 @@ func (c *Core) open(ctx context.Context) error {
 		c.Metrics.AddStore(c.storeHealth)
 	}
 	c.background.Go(func() { c.sampleActivity(ctx) })
-	// Loaded comes before the file is watched, because it would hide a reload that has failed. It may
-	// come early: if the policy cannot be loaded, the process ends.
+	// Loaded is called before the file is watched: later, it would hide a reload that has failed. If
+	// the policy cannot be loaded, the process ends, so an early Loaded does no harm.
 	c.Metrics.Loaded(time.Now())
 	if c.rules, err = c.openRules(ctx); err != nil {
 		return err

@@ -10,7 +10,7 @@ import (
 
 // A failOpenReporter logs requests that pass unlimited: the first one immediately, then their
 // number every logInterval. It logs the total once none has passed for a logInterval and the store
-// works. Without requests, an outage may be quiet for longer.
+// works. (None may also have passed because there were no requests.)
 type failOpenReporter struct {
 	log *slog.Logger
 

@@ -43,8 +43,8 @@ const (
 )
 
 // failed records a call for which the store made no decision. A call that an open breaker rejects
-// counts for the latest other failure. A corrupt key is no outage, and only logged. If the call is
-// logged, its line gets the attributes.
+// counts under the reason of the latest other failure. A corrupt key is no outage, and only logged.
+// If the call is logged, its line gets the attributes.
 func (h *health) failed(err error, attributes ...any) {
 	reason, cause := labels.Reason(err), err
 	h.mu.Lock()

@@ -26,7 +26,7 @@ const (
 type markers struct {
 	own         atomic.Pointer[[]string]        // values of MarkerHeader; nil: not yet registered
 	others      atomic.Pointer[map[string]bool] // nil: not yet read
-	isWanted    chan struct{}                   // asks for a read of the other instances
+	wanted      chan struct{}                   // a value requests a read of the other instances
 	lastCharged atomic.Int64                    // Unix time of the last request that was charged twice
 }
 
@@ -100,7 +100,7 @@ func (c *Core) noteDecision(e *admission.Event) {
 // read of the other instances.
 func (c *Core) isOther(marker string) bool {
 	select {
-	case c.markers.isWanted <- struct{}{}:
+	case c.markers.wanted <- struct{}{}:
 	default:
 	}
 	others := c.markers.others.Load()
@@ -116,7 +116,7 @@ func (c *Core) readMarkers(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-c.markers.isWanted:
+		case <-c.markers.wanted:
 		}
 		found := make(map[string]bool)
 		fleet := c.Fleet(ctx)

@@ -39,7 +39,7 @@ const (
 	scriptsPause   = 200 * time.Millisecond // time between two attempts
 )
 
-// around is a penstock.Decorator of the Store.
+// around is a penstock.Decorator. It rejects batches while isRejecting is set.
 func (s *scriptLoader) around(store penstock.Store) penstock.Store {
 	decide := batches.Of(store)
 	return batches.Func(func(ctx context.Context, list []*batches.Batch) {

@@ -10,14 +10,19 @@ import (
 )
 
 // weakerParts names the parts by which new rules may admit requests that the old rules denied. It
-// returns "" if there are none. These parts are gone: rules, limits of rules that stay, tiers, and
-// entries of the deny list. These parts have changed: rules and limits that have become shadows, an
-// allow list with new entries, rules whose match is narrower or that are no longer always charged,
-// limits with another algorithm or another per, whose counters begin anew, limits that no longer
-// count denied requests, and how paths are read. A rule without limits is new. At most maxNamed of
-// each kind are named. Each path of a match is compared with one other path: /** has all requests
-// of /api/**, but /a/** and /b/** together are not seen to have those of another path. Which rule
-// is more specific is not compared. Numbers, costs and on_failure are not compared.
+// returns "" if there are none. It finds these changes:
+//
+//   - Rules, limits of rules that stay, tiers, or entries of the deny list are gone.
+//   - Rules or limits have become shadows. A rule without limits is new.
+//   - The allow list has new entries.
+//   - A rule has a narrower match, or is no longer always charged.
+//   - A limit has another algorithm or another per, so its counters begin anew, or it no longer
+//     counts denied requests.
+//   - More spellings of a path are accepted, or are paths of their own.
+//
+// At most maxNamed of each kind are named. Each path of a match is compared with one other path:
+// /** has all requests of /api/**, but /a/** and /b/** together are not seen to have those of
+// another path. Numbers, costs, on_failure, and which rule is more specific are not compared.
 func weakerParts(before, after *policy.Rules) string {
 	var rules, limits, shadowRules, shadowLimits, tiers, matches, always, algorithms, identities, uncounted, unlimited, parts []string
 	for _, rule := range before.Spec().Rules {
@@ -55,7 +60,7 @@ func weakerParts(before, after *policy.Rules) string {
 				if old == nil || next == nil { // new_identities
 					continue
 				}
-				if !hasPer(next.Key, old.Key) {
+				if !hasSameKeys(next.Key, old.Key) {
 					identities = append(identities, name)
 				}
 				if countsDenied(old) && !countsDenied(next) {
@@ -120,10 +125,10 @@ func isCovered(c policy.Condition, by []policy.Condition) bool {
 	return slices.ContainsFunc(c, func(t policy.Test) bool { return t.IsCoveredBy(single...) })
 }
 
-// hasPer reports whether a limit counts all requests under the same keys as before. Another
-// identity begins new counters, and may give one client several keys.
-func hasPer(id, old *policy.Identity) bool {
-	isSame := func(a, b *policy.Identity) bool { return hasPer(a, b) }
+// hasSameKeys reports whether a limit by the identity id counts all requests under the same keys as
+// by the old one. Another identity begins new counters, and may give one client several keys.
+func hasSameKeys(id, old *policy.Identity) bool {
+	isSame := func(a, b *policy.Identity) bool { return hasSameKeys(a, b) }
 	switch {
 	case id.Global != old.Global || (id.Func == nil) != (old.Func == nil) || id.Kind != old.Kind:
 		return false
