@@ -209,17 +209,17 @@ type circuit struct {
 	seenAt       time.Time             // when inUseLocked last found hasCalls set; guarded by breaker.mu
 	start        time.Time             // the window's slots are counted from here
 
-	mu         sync.Mutex
-	state      State
-	generation int                   // grows with each change of state; calls of earlier generations do not count
-	window     [rateSlots]slotCounts // calls in the closed state
-	inFlight   int                   // calls in the half-open state
-	successes  int                   // of calls in the half-open state
-	failures   int                   // failures in a row
-	counted    int                   // calls since the start that count as failures: see Breaker
-	lastErr    error                 // the last failure
-	lastPause  time.Duration         // the length of the last pause, before jitter
-	closedAt   time.Time             // when the circuit closed last
+	mu            sync.Mutex
+	state         State
+	generation    int                   // grows with each change of state; calls of earlier generations do not count
+	window        [rateSlots]slotCounts // calls in the closed state
+	inFlight      int                   // calls in the half-open state
+	successes     int                   // of calls in the half-open state
+	failuresInRow int                   // failures since the last success
+	totalFailures int                   // calls since the start that count as failures: see Breaker
+	lastErr       error                 // the last failure
+	lastPause     time.Duration         // the length of the last pause, before jitter
+	closedAt      time.Time             // when the circuit closed last
 }
 
 // slotCounts are the counts of calls that began in one slot of the window.
@@ -227,15 +227,15 @@ type slotCounts struct {
 	slot     int64
 	calls    int
 	failed   int // calls that failed, also those that do not count as failures
-	failures int // as circuit.counted counts them
+	failures int // those of them that count as failures
 }
 
 // A ticket records when a call began: in which generation of the circuit, in which slot of the
 // window, and after how many failures.
 type ticket struct {
-	generation int
-	slot       int64
-	counted    int
+	generation    int
+	slot          int64
+	totalFailures int
 }
 
 func newCircuit(b *breaker, node string) *circuit {
@@ -366,7 +366,7 @@ func (c *circuit) begin(n int) (t ticket, passing int) {
 		n = min(n, probesToClose-c.inFlight)
 		c.inFlight += n
 	}
-	return ticket{c.generation, slot, c.counted}, n
+	return ticket{c.generation, slot, c.totalFailures}, n
 }
 
 // end records the result of a call, as classify returned it.
@@ -384,23 +384,23 @@ func (c *circuit) end(t ticket, result error) {
 	case result != nil:
 		c.lastErr = result
 		failures := 0
-		if t.counted == c.counted || isTimeout(result) { // no other call has failed since this one began
+		if t.totalFailures == c.totalFailures || isTimeout(result) { // no other call has failed since this one began
 			failures = 1
 		}
-		c.failures += failures
-		c.counted += failures
+		c.failuresInRow += failures
+		c.totalFailures += failures
 		c.countLocked(t.slot, 1, failures)
-		if c.state == StateHalfOpen || c.failures >= c.options.Failures || c.failsOftenLocked() {
+		if c.state == StateHalfOpen || c.failuresInRow >= c.options.Failures || c.failsOftenLocked() {
 			c.changeStateLocked(StateOpen)
 		}
 	case c.state == StateHalfOpen:
-		c.failures = 0
+		c.failuresInRow = 0
 		c.pause.Load().succeeded.Add(1)
 		if c.successes++; c.successes == probesToClose {
 			c.changeStateLocked(StateClosed)
 		}
 	default:
-		c.failures = 0
+		c.failuresInRow = 0
 		c.countLocked(t.slot, 0, 0)
 	}
 }

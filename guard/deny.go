@@ -296,8 +296,8 @@ func (d *denyCache) prepare(q *denyQuery, charges []penstock.Charge) {
 }
 
 // learn caches a decision that is a denial. It also caches a grant after which the same batch would
-// be denied. A grant drops an older denial of the same counters. There is one if the granted limit
-// shares them with a limit of other numbers.
+// be denied. A grant drops an older denial of the same counters. There is one if another limit
+// shares them, as tiers do.
 func (d *denyCache) learn(q *denyQuery, charges []penstock.Charge, decision *penstock.Decision, err error) {
 	if err == nil && q.known != nil && hasGranted(decision) {
 		d.table.remove(q.known)
@@ -375,6 +375,7 @@ func (d *denyCache) refreshOnce(ctx context.Context, query []denyQuery, one []*b
 	}
 }
 
+// remember caches the denial of a batch, unless the denial may end at any time.
 func (d *denyCache) remember(q *denyQuery, charges []penstock.Charge, decision *penstock.Decision) {
 	if decision.Len() != len(charges) {
 		return

@@ -80,7 +80,7 @@ func (q *request) findKey(id *Identity) (string, bool) {
 	return id.Kind + ":" + escape(text), true
 }
 
-// isListed reports whether the text of an identity is one of the values that count. An address is
+// isListed reports whether the text of an identity is one of its AllowedValues. An address is
 // compared as a network, because its text may be cut to a prefix.
 func (q *request) isListed(t *Test, text string) bool {
 	if t.Source.Kind == KindAddress {

@@ -10,8 +10,8 @@ import (
 // them. So an application may find a value that rules do not find. This file finds such names. A
 // request with one of them is malformed.
 //
-//   - Servers that turn headers into variables (CGI, WSGI, PHP) read every other byte than a
-//     letter or a digit as an underscore. For them, X_API_Key and X.API.Key are X-API-Key.
+//   - Servers that turn headers into variables (CGI, WSGI, PHP) read every byte that is no letter
+//     or digit as an underscore. For them, X_API_Key and X.API.Key are X-API-Key.
 //   - PHP ends the name of a parameter at a NUL: it reads key%00a as key. Old versions of PHP
 //     unescape the names of cookies too.
 //   - Frameworks replace the method of a request by that of a header such as

@@ -566,6 +566,7 @@ func checkRetryAfter(t *lawTest) {
 			t.reportViolation("a grant: %+v; want RetryAfter 0, and ResetAfter above 0", s)
 		}
 		longest := 2 * refillTime // a sliding window is the slowest to refill
+		// A Draw takes as many units as are left, so it is denied only because there are none.
 		for _, mode := range []penstock.Mode{penstock.Spend, penstock.Draw, penstock.Peek} {
 			s := t.deny(c.withHolder("other").charge(mode, 1))
 			if s.RetryAfter <= 0 || s.RetryAfter > longest || s.ResetAfter < s.RetryAfter || s.ResetAfter > longest {

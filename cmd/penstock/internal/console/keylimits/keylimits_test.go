@@ -383,7 +383,7 @@ func TestClearResetsWhatIsInUse(t *testing.T) {
 	spend(t, store, all, "api.hour", 10)
 	spend(t, store, all, "api.day", 3)
 	before, err := (&Reader{Store: store}).ReadStates(t.Context(), Resettable(all, ""))
-	const want = "api.hour enforced 10+90 premium, api.hour.candidate candidate 0+5, api.day shadow 3+997"
+	const want = "api.hour enforced 10+90 premium, api.hour.candidate candidate 0+5, api.day shadow 3+997" // NAME KIND USED+LEFT TIER
 	if got := summary(before); err != nil || got != want {
 		t.Fatalf("before the reset, the limits are %s, %v; want %s", got, err, want)
 	}
