@@ -54,16 +54,9 @@ func (b *benchCommand) run(c *cobra.Command) error {
 	if err := b.check(); err != nil {
 		return withStatus(exitUsage, err)
 	}
-	flags := map[string]string{}
-	if b.store != "" {
-		flags["store"] = b.store
-	}
-	s, err := settings.Load(settings.Sources{Flags: flags, Environ: os.Environ(), Only: []string{"store"}})
+	s, err := loadStore(b.store)
 	if err != nil {
 		return err
-	}
-	if s.Store == "" {
-		return withStatus(exitUsage, errors.New("no store is named; write --store redis://localhost:6379, or set PENSTOCK_STORE"))
 	}
 	if !b.isConfirmed {
 		question := fmt.Sprintf("Make up to %g decisions per second in %s for about %s? Other programs that use it may become slower.",
@@ -84,6 +77,19 @@ func (b *benchCommand) run(c *cobra.Command) error {
 		return writeJSON(c.OutOrStdout(), r)
 	}
 	return printBench(c.OutOrStdout(), r)
+}
+
+// loadStore returns the settings of the store with this URL, or that of the environment.
+func loadStore(store string) (*settings.Settings, error) {
+	flags := map[string]string{}
+	if store != "" {
+		flags["store"] = store
+	}
+	s, err := settings.Load(settings.Sources{Flags: flags, Environ: os.Environ(), Only: []string{"store"}})
+	if err == nil && s.Store == "" {
+		err = withStatus(exitUsage, errors.New("no store is named; write --store redis://localhost:6379, or set PENSTOCK_STORE"))
+	}
+	return &s, err
 }
 
 // check checks the flags.

@@ -15,10 +15,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/redisops"
 	"github.com/penstock/penstock/cmd/penstock/internal/text/printable"
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/load"
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/simulate"
 	"github.com/penstock/penstock/internal/wording"
+	"github.com/penstock/penstock/redisstore"
 )
 
 // newLoad makes the command that sends requests to a deployment.
@@ -55,25 +57,26 @@ func newLoad() *cobra.Command {
 	f.StringVarP(&l.http.Body, "data", "d", "", "body of each request")
 	f.StringSliceVar(&l.sources, "source-addresses", nil, "addresses of this machine to send from, as in 127.0.1.0/24; clients take turns")
 	f.StringVar(&l.limit, "limit", "", "limit of each client, as in '10/s, burst 20'")
+	f.StringVar(&l.store, "store", "", "URL of the target's Redis or Valkey, to measure how busy it is: store_cpu in --fail-if")
 	f.IntSliceVar(&l.allowed, "allowed-status", nil, "status of 400 or more that says that the limit admitted a request, as in 401 for a limit on failed logins; repeat it for more")
 	f.StringVar(&l.onDenied, "on-denied", string(simulate.Drop), "what clients (not those of a rate) do after a denial: drop the request, or wait for Retry-After before the next one")
 	f.DurationVar(&l.http.Timeout, "timeout", 10*time.Second, "how long an answer may take")
 	f.IntVar(&l.maxInFlight, "max-in-flight", 10_000, "requests in flight at most; further ones wait")
 	f.Uint64Var(&l.seed, "seed", 1, "seed of random gaps and targets")
-	f.StringArrayVar(&l.failIf, "fail-if", nil, "exit with status 6 if this holds: mean, p50, p90, p99, p99.9 or max above a time, or denied, failed, unanswered or\nover_limit above a count or percentage, as in 'p99 > 10ms'; repeat it for more")
+	f.StringArrayVar(&l.failIf, "fail-if", nil, "exit with status 6 if this holds: mean, p50, p90, p99, p99.9 or max above a time, or denied, failed, unanswered or\nover_limit above a count or percentage, or store_cpu above a percentage of a core, as in 'p99 > 10ms' or 'store_cpu > 70%'; repeat it for more")
 	f.StringVarP(&l.output, "output", "o", "text", "output format: text or json")
 	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
 	return c
 }
 
 type loadCommand struct {
-	arrivals, limit, onDenied, output string
-	targets, headers, sources, failIf []string
-	clients                           int64
-	maxInFlight                       int
-	allowed                           []int
-	seed                              uint64
-	http                              load.HTTP
+	arrivals, limit, onDenied, output, store string
+	targets, headers, sources, failIf        []string
+	clients                                  int64
+	maxInFlight                              int
+	allowed                                  []int
+	seed                                     uint64
+	http                                     load.HTTP
 }
 
 func (l *loadCommand) run(c *cobra.Command) error {
@@ -84,9 +87,18 @@ func (l *loadCommand) run(c *cobra.Command) error {
 	if err != nil {
 		return withStatus(exitUsage, err)
 	}
+	endMeasure := func() (*load.StoreUse, error) { return nil, nil }
+	if l.store != "" {
+		if endMeasure, err = measureStore(c.Context(), l.store); err != nil {
+			return err
+		}
+	}
 	l.http.Open(l.maxInFlight)
 	defer l.http.Close()
 	report := load.Run(c.Context(), o)
+	if report.Store, err = endMeasure(); err != nil {
+		return err
+	}
 	report.Arrivals = o.Arrivals.Text
 	for i, t := range l.http.Targets {
 		report.Targets[i].Name = t.String()
@@ -123,7 +135,10 @@ func (l *loadCommand) read() (o load.Options, thresholds []*threshold, err error
 		return o, nil, fmt.Errorf("--source-addresses: %w", err)
 	}
 	for _, text := range l.failIf {
-		t, err := readThreshold(text, []string{"denied", "failed", "unanswered", "over_limit"}, load.Quantiles)
+		t, err := readThreshold(text, []string{"denied", "failed", "unanswered", "over_limit", "store_cpu"}, load.Quantiles)
+		if err == nil && t.name == "store_cpu" && l.store == "" {
+			err = errors.New("--fail-if has store_cpu, which needs the store; add --store redis://localhost:6379")
+		}
 		if err != nil {
 			return o, nil, err
 		}
@@ -190,6 +205,12 @@ func judgeLoad(ctx context.Context, stderr io.Writer, r *load.Report, thresholds
 			err = cmp.Or(err, statusOnly(exitInternal))
 		}
 		switch {
+		case t.name == "store_cpu":
+			if r.Store == nil {
+				notJudged("a server of the store has restarted")
+			} else if t.isExceeded(r.Store.Cores, 1) {
+				err = t.reportExceeded(stderr)
+			}
 		case t.name == "over_limit" && r.Limit.Counters == 0:
 			notJudged("no limit was")
 		case !slices.Contains(load.Quantiles, t.name):
@@ -205,6 +226,42 @@ func judgeLoad(ctx context.Context, stderr io.Writer, r *load.Report, thresholds
 		}
 	}
 	return err
+}
+
+// measureStore begins to measure how busy a store is. It returns a function that ends that. If a
+// server restarts meanwhile, the function returns nil.
+func measureStore(ctx context.Context, url string) (end func() (*load.StoreUse, error), err error) {
+	s, err := loadStore(url)
+	if err != nil {
+		return nil, err
+	}
+	store, err := redisstore.Open(s.Store, redisstore.Options{})
+	if err != nil {
+		return nil, err
+	}
+	before, err := redisops.Servers(ctx, store)
+	if err != nil {
+		store.Close()
+		return nil, fmt.Errorf("--store: the servers cannot be measured: %w", err)
+	}
+	start := time.Now()
+	return func() (*load.StoreUse, error) {
+		defer store.Close()
+		took := time.Since(start).Seconds()
+		after, err := redisops.Servers(context.WithoutCancel(ctx), store)
+		if err != nil {
+			return nil, fmt.Errorf("--store: the servers cannot be measured: %w", err)
+		}
+		use := &load.StoreUse{Store: s.StoreName()}
+		for _, b := range before {
+			i := slices.IndexFunc(after, func(a redisops.Server) bool { return a.RunID == b.RunID })
+			if i < 0 {
+				return nil, nil
+			}
+			use.Cores = max(use.Cores, (after[i].CPU-b.CPU).Seconds()/took)
+		}
+		return use, nil
+	}, nil
 }
 
 func (l *loadCommand) print(out io.Writer, r *load.Report) error {
@@ -250,6 +307,9 @@ func (l *loadCommand) print(out io.Writer, r *load.Report) error {
 	}
 	fmt.Fprintln(out)
 	printLimits(out, r)
+	if r.Store != nil {
+		printable.Fprintf(out, "%s: its busiest server used %.1f %% of a core\n", r.Store.Store, 100*r.Store.Cores)
+	}
 	if r.Queued > 0 {
 		printable.Fprintf(out, "%s waited, because --max-in-flight others were in flight; that is part of their latency\n", share(r.Queued, r.Sent))
 	}

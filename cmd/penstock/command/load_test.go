@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/load"
+	"github.com/penstock/penstock/internal/testing/redistest"
 )
 
 // TestLoadCountsAsTheServerDoes: the report of a load test and the metrics of the server have the
@@ -69,6 +70,29 @@ func TestLoadJudgesOnlyAnswersThatWereAdmitted(t *testing.T) {
 	code, out, stderr = command(append(args, "--allowed-status", "401")...)
 	if missing := missingIn(out, "30 (100 %) allowed", "OVER THE LIMIT"); code != exitProblem || missing != nil {
 		t.Errorf("exit status %d, %s; the report lacks %q:\n%s", code, stderr, missing, out)
+	}
+}
+
+// The store of the target spends half of its time in scripts.
+func TestLoadMeasuresTheStore(t *testing.T) {
+	redis := redistest.Start(t)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if _, err := redis.Do("EVAL", "for i = 1, 1000000 do end", "0"); err != nil {
+			t.Error(err)
+		}
+	}))
+	defer server.Close()
+	args := []string{"load", "--target", server.URL, "--arrivals", "10 at 0s; 10 at 200ms", "--store", redis.URL()}
+	for condition, want := range map[string]int{"store_cpu > 0.1%": exitProblem, "store_cpu > 101%": exitOK, "p99 > 60s": exitOK} {
+		if code, out, stderr := command(append(args, "--fail-if", condition)...); code != want || !strings.Contains(out, redis.URL()+": its busiest server used ") {
+			t.Errorf("--fail-if %q: exit status %d, %s; want %d\n%s", condition, code, stderr, want, out)
+		}
+	}
+	if code, _, stderr := command("load", "--target", server.URL, "--fail-if", "store_cpu > 1%"); code != exitUsage || !strings.Contains(stderr, "add --store") {
+		t.Errorf("without --store: exit status %d, %s; want %d", code, stderr, exitUsage)
+	}
+	if code, _, stderr := command("load", "--target", server.URL, "--store", "redis://127.0.0.1:1"); code == exitOK || !strings.Contains(stderr, "--store: the servers cannot be measured") {
+		t.Errorf("without a server: exit status %d, %s; want an error", code, stderr)
 	}
 }
 

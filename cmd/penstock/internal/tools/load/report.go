@@ -170,9 +170,16 @@ type Report struct {
 	Service Latency `json:"service"`
 	Denials Latency `json:"denials"`
 
+	Store   *StoreUse    `json:"store,omitempty"` // if it was measured
 	Client  Client       `json:"client"`
 	Limit   *LimitReport `json:"limit"`
 	Targets []Target     `json:"targets"`
+}
+
+// A StoreUse says how busy Redis was during the test, with what other programs did there.
+type StoreUse struct {
+	Store string  `json:"store"` // without its password
+	Cores float64 `json:"cores"` // of the busiest server's main thread, which has at most one
 }
 
 // A Client says whether this machine was fast enough.
