@@ -15,6 +15,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/internal/batches"
+	"github.com/penstock/penstock/internal/panicked"
 )
 
 // The modes by which totals are exchanged: see algorithm/across.go.
@@ -40,6 +41,9 @@ type Options struct {
 	MaxTotals int              // of one answer. Default: 1000
 	Now       func() time.Time // Default: time.Now
 	Seed      uint64           // of the jitter
+
+	// Failed is called with each region that was asked in vain, and why. Default: it is not reported.
+	Failed func(region string, err error)
 }
 
 // Lag returns how long a region may not know what another one has granted, if a message takes at
@@ -49,6 +53,13 @@ func (o Options) Lag(delay time.Duration) (usual, most time.Duration) {
 	usual = o.Every + o.Every/jitterPart + delay
 	return usual, o.Silence + usual
 }
+
+// flush returns how often an instance writes what it has granted to the region's store, and reads
+// what the others have.
+func (o Options) flush() time.Duration { return o.Every / flushPart }
+
+// flushPart says how often an instance flushes in the time Every.
+const flushPart = 5
 
 // jitterPart says how much the time between two asks differs from Every: by at most this part.
 const jitterPart = 10
@@ -66,12 +77,16 @@ func (o *Options) setDefaults() {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
+	if o.Failed == nil {
+		o.Failed = func(string, error) {}
+	}
 }
 
 // An Exchange is one region's part in the exchange.
 type Exchange struct {
 	o      Options
 	site   *Site
+	ledger ledger
 	decide batches.Func
 	names  []string // of all regions, in alphabetical order
 
@@ -79,6 +94,37 @@ type Exchange struct {
 	rng    *rand.Rand
 	peers  map[string]*peer
 	shares map[shareID]*penstock.Plan
+}
+
+// A ledger keeps what the instances of a region know together: what they have granted, and what was
+// merged.
+type ledger interface {
+	// note records that units of a counter were granted, which count for at least this long.
+	note(c Counter, units int64, counts time.Duration)
+
+	// isAsking reports whether this instance asks the other regions.
+	isAsking() bool
+
+	// merged records that an answer of a region was merged, which was asked for at a time.
+	merged(ctx context.Context, region string, asked time.Time, answer Answer) error
+}
+
+// A memory is the ledger of a region that has one instance.
+type memory struct{ *Exchange }
+
+func (m memory) note(c Counter, units int64, _ time.Duration) { m.site.note(c, units) }
+
+func (memory) isAsking() bool { return true }
+
+func (m memory) merged(_ context.Context, region string, asked time.Time, answer Answer) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p := m.peers[region]
+	p.number = answer.Number
+	if answer.IsFull {
+		p.contactAt, p.countedAt = later(p.contactAt, asked), later(p.countedAt, m.o.Now())
+	}
+	return nil
 }
 
 // A peer is another region, as this one knows it from its answers.
@@ -105,6 +151,7 @@ func New(o Options) (*Exchange, error) {
 		o: o, decide: decide, names: names, rng: rand.New(rand.NewPCG(o.Seed, 0)), peers: make(map[string]*peer), shares: make(map[shareID]*penstock.Plan),
 		site: &Site{store: o.Store, decide: decide, now: o.Now, maxTotals: o.MaxTotals, visitors: make(map[string]*visitor)},
 	}
+	e.ledger = memory{e}
 	for _, name := range o.Peers {
 		e.peers[name] = &peer{countedAt: o.Now()}
 		e.site.visitors[name] = &visitor{changed: make(map[id]*change)}
@@ -115,15 +162,18 @@ func New(o Options) (*Exchange, error) {
 // Site returns what the region shows to others.
 func (e *Exchange) Site() *Site { return e.site }
 
-// Run asks the other regions until ctx ends.
+// Run asks the other regions until ctx ends. A region that hangs or panics delays no other.
 func (e *Exchange) Run(ctx context.Context, peers map[string]Peer) {
 	var running sync.WaitGroup
 	for name, p := range peers {
 		running.Go(func() {
 			for ctx.Err() == nil {
 				asked, pause := e.o.Now(), e.Pause()
-				answer, err := e.askOnce(ctx, name, p)
-				if err == nil && !answer.IsFull {
+				if !e.ledger.isAsking() {
+					pause = e.o.flush()
+				} else if answer, err := e.askOnce(ctx, name, p); err != nil && ctx.Err() == nil {
+					e.o.Failed(name, err)
+				} else if err == nil && !answer.IsFull {
 					continue
 				}
 				select {
@@ -138,14 +188,16 @@ func (e *Exchange) Run(ctx context.Context, peers map[string]Peer) {
 
 // askOnce asks a region and merges its answer.
 func (e *Exchange) askOnce(ctx context.Context, name string, p Peer) (Answer, error) {
-	ctx, cancel := context.WithTimeout(ctx, e.o.Silence)
-	defer cancel()
-	asked := e.o.Now()
-	answer, err := p.Answer(ctx, e.Ask(name))
-	if err == nil {
-		err = e.Merge(ctx, name, asked, answer)
-	}
-	return answer, err
+	return panicked.Try("ask region "+name, func() (Answer, error) {
+		ctx, cancel := context.WithTimeout(ctx, e.o.Silence)
+		defer cancel()
+		asked := e.o.Now()
+		answer, err := p.Answer(ctx, e.Ask(name))
+		if err == nil {
+			err = e.Merge(ctx, name, asked, answer)
+		}
+		return answer, err
+	})
 }
 
 // Pause returns the time between two asks.
@@ -195,17 +247,15 @@ func (e *Exchange) Merge(ctx context.Context, region string, asked time.Time, an
 		}
 		charges[i] = c
 	}
-	if _, err := decideEach(ctx, e.decide, charges); err != nil {
+	if _, err := decideEach(ctx, e.decide, charges, mergedTogether); err != nil {
 		return err
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	p.number = answer.Number
-	if answer.IsFull {
-		p.contactAt, p.countedAt = later(p.contactAt, asked), later(p.countedAt, now)
-	}
-	return nil
+	return e.ledger.merged(ctx, region, asked, answer)
 }
+
+// mergedTogether is how many totals are merged at once. Between them, the store decides the
+// requests that have come meanwhile.
+const mergedTogether = 256
 
 // lastContact returns the last time at which both regions had merged all of the other.
 func (e *Exchange) lastContact(region string) time.Time {

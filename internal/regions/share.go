@@ -3,6 +3,7 @@ package regions
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -26,6 +27,13 @@ func (e *Exchange) Check(plan *penstock.Plan) error {
 		}
 	}
 	return nil
+}
+
+// forgetOthers forgets the shares of all limits but these, which replace them.
+func (e *Exchange) forgetOthers(plans []*penstock.Plan) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	maps.DeleteFunc(e.shares, func(share shareID, _ *penstock.Plan) bool { return !slices.Contains(plans, share.plan) })
 }
 
 // regionsInContact returns the regions whose share this region enforces now: itself, and those in
@@ -91,13 +99,21 @@ func (e *Exchange) refilled(plan *penstock.Plan, region string, in time.Duration
 	return int64(min(float64(max(in, 0))/float64(limit.Period)*float64(limit.Count)/float64(len(e.names)), algorithm.Max/rejoinFactors))
 }
 
-// Store returns the store that decides for this region. It enforces the share of the regions in
-// contact, and notes what it grants.
-func (e *Exchange) Store() penstock.Store {
-	return batches.Func(func(ctx context.Context, list []*batches.Batch) {
+// Store returns the store that decides for this region.
+func (e *Exchange) Store() penstock.Store { return e.Around(e.o.Store) }
+
+// Around returns a store around one of this region, which may have guards. It enforces the share of
+// the regions in contact, and notes what is granted.
+func (e *Exchange) Around(store penstock.Store) batches.Func {
+	decide := batches.Of(store)
+	return func(ctx context.Context, list []*batches.Batch) {
+		if !slices.ContainsFunc(list, hasAcross) {
+			decide(ctx, list)
+			return
+		}
 		now := e.o.Now()
 		shared := make([]*batches.Batch, 0, len(list))
-		var changed []*batches.Batch // those of the list that have limits across regions
+		var changed []*batches.Batch // those of the list that are in shared
 		for _, b := range list {
 			own, err := e.withShares(b, now)
 			if b.Err = err; err != nil {
@@ -106,36 +122,41 @@ func (e *Exchange) Store() penstock.Store {
 			shared, changed = append(shared, own), append(changed, b)
 		}
 		if len(shared) > 0 {
-			e.decide(ctx, shared)
+			decide(ctx, shared)
 		}
 		for i, b := range changed {
 			own := shared[i]
 			if own == b {
 				continue
 			}
-			b.Decision, b.Err = own.Decision, own.Err
+			b.Decision, b.Err, b.Cause = own.Decision, own.Err, own.Cause
 			e.noteGrants(b)
 		}
-	})
+	}
 }
 
+// hasAcross reports whether a batch or one of its shadows has a limit across regions.
+func hasAcross(b *batches.Batch) bool {
+	return slices.ContainsFunc(b.Charges, isOfAcross) || slices.ContainsFunc(b.Shadows, hasAcross)
+}
+
+func isOfAcross(c penstock.Charge) bool { return IsAcross(c.Plan) }
+
 // withShares returns the batch with shares in the place of limits across regions, and without its
-// shadows. If it has no such limits, withShares returns the batch itself.
+// shadows, which are decided apart. If it has no such limits, withShares returns the batch itself.
 func (e *Exchange) withShares(b *batches.Batch, now time.Time) (*batches.Batch, error) {
-	own, inContact := b, uint64(0)
-	for i := range b.Charges {
-		plan := b.Charges[i].Plan
-		if !IsAcross(plan) {
-			continue
+	if !hasAcross(b) {
+		return b, nil
+	}
+	own, inContact := &batches.Batch{Charges: slices.Clone(b.Charges)}, e.regionsInContact(now)
+	for i := range own.Charges {
+		if c := &own.Charges[i]; IsAcross(c.Plan) {
+			share, err := e.shareOf(shareID{c.Plan, inContact})
+			if err != nil {
+				return nil, err
+			}
+			c.Plan = share
 		}
-		if own == b {
-			own, inContact = &batches.Batch{Charges: slices.Clone(b.Charges)}, e.regionsInContact(now)
-		}
-		share, err := e.shareOf(shareID{plan, inContact})
-		if err != nil {
-			return nil, err
-		}
-		own.Charges[i].Plan = share
 	}
 	return own, nil
 }
@@ -146,21 +167,31 @@ func IsAcross(plan *penstock.Plan) bool {
 	return plan != nil && strings.HasSuffix(plan.Algorithm().Name(), "_across")
 }
 
-// noteGrants notes what a batch has granted, or may have granted if its outcome is unknown.
+// noteGrants notes what a batch has granted, or may have granted: if its outcome is unknown, or if
+// a fallback has decided it without an answer of the store.
 func (e *Exchange) noteGrants(b *batches.Batch) {
+	failed := penstock.AsStoreError(b.Err)
+	isUnknown := failed != nil && failed.MayBeCharged
+	if b.Err == nil {
+		source := b.Decision.Source
+		isUnknown = source == penstock.FromFallback || source == penstock.FromOpen || source == penstock.FromClosed
+	}
 	for i := range b.Charges {
 		c := &b.Charges[i]
 		if !IsAcross(c.Plan) || c.Mode == penstock.Peek || c.Mode > penstock.Force {
 			continue
 		}
-		units := c.Cost
-		if b.Err == nil {
-			units = b.Decision.Status(i).Granted
-		} else if failed := penstock.AsStoreError(b.Err); failed == nil || !failed.MayBeCharged {
-			continue
+		limit := c.Plan.Limit()
+		units, counts := c.Cost, 2*max(limit.Period, time.Duration(float64(c.Plan.Capacity())/float64(limit.Count)*float64(limit.Period)))
+		if !isUnknown {
+			units = 0
+			if b.Err == nil {
+				status := b.Decision.Status(i)
+				units, counts = status.Granted, status.ResetAfter
+			}
 		}
 		if units > 0 {
-			e.site.note(Counter{c.Key, c.Plan}, units)
+			e.ledger.note(Counter{c.Key, c.Plan}, units, counts)
 		}
 	}
 }

@@ -103,23 +103,40 @@ func (s *Site) Answer(ctx context.Context, ask Ask) (Answer, error) {
 	if err != nil {
 		return Answer{}, err
 	}
-	reports := make([]penstock.Charge, len(changes))
+	counters := make([]Counter, len(changes))
 	for i, c := range changes {
-		reports[i] = penstock.Charge{Key: c.counter.Key, Plan: c.counter.Plan, Mode: report}
+		counters[i] = c.counter
 	}
-	statuses, err := decideEach(ctx, s.decide, reports)
+	answer.Totals, err = totals(ctx, s.decide, counters)
+	return answer, err
+}
+
+// setContact sets what contactAt returns.
+func (s *Site) setContact(region string, at time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.visitors[region].contactAt = at
+}
+
+// totals returns what a region has granted of counters, as far as it counts.
+func totals(ctx context.Context, decide batches.Func, counters []Counter) (all []Total, err error) {
+	reports := make([]penstock.Charge, len(counters))
+	for i, c := range counters {
+		reports[i] = penstock.Charge{Key: c.Key, Plan: c.Plan, Mode: report}
+	}
+	statuses, err := decideEach(ctx, decide, reports, len(reports))
 	if err != nil {
-		return Answer{}, err
+		return nil, err
 	}
 	for i, status := range statuses {
 		if status.Granted > 0 && status.ResetAfter > 0 { // otherwise none of it is used
-			answer.Totals = append(answer.Totals, Total{
-				Counter: changes[i].counter, Life: status.Wait.Microseconds(), Granted: status.Granted,
+			all = append(all, Total{
+				Counter: counters[i], Life: status.Wait.Microseconds(), Granted: status.Granted,
 				Age: time.Duration(status.Remaining) * time.Microsecond, Left: status.ResetAfter,
 			})
 		}
 	}
-	return answer, nil
+	return all, nil
 }
 
 // take returns the busiest of the changed counters. It first removes those that are merged.
@@ -159,21 +176,25 @@ func (s *Site) contactAt(region string) time.Time {
 	return s.visitors[region].contactAt
 }
 
-// decideEach decides charges that do not depend on each other.
-func decideEach(ctx context.Context, decide batches.Func, charges []penstock.Charge) ([]penstock.Status, error) {
-	list := make([]*batches.Batch, len(charges))
-	for i := range charges {
-		list[i] = &batches.Batch{Charges: charges[i : i+1]}
-	}
-	if len(list) > 0 {
-		decide(ctx, list)
-	}
-	statuses := make([]penstock.Status, len(charges))
-	for i, b := range list {
-		if b.Err != nil {
-			return nil, b.Err
+// decideEach decides charges that do not depend on each other, in lists of at most this many.
+func decideEach(ctx context.Context, decide batches.Func, charges []penstock.Charge, together int) ([]penstock.Status, error) {
+	statuses := make([]penstock.Status, 0, len(charges))
+	for part := range slices.Chunk(charges, max(together, 1)) {
+		list := make([]*batches.Batch, len(part))
+		for i := range part {
+			list[i] = &batches.Batch{Charges: part[i : i+1]}
 		}
-		statuses[i] = b.Decision.Status(0)
+		decide(ctx, list)
+		for _, b := range list {
+			if failed := penstock.AsStoreError(b.Err); failed != nil && failed.Reason == penstock.ReasonCorrupt {
+				statuses = append(statuses, penstock.Status{}) // foreign data in one key must not end the exchange of all others
+				continue
+			}
+			if b.Err != nil {
+				return nil, b.Err
+			}
+			statuses = append(statuses, b.Decision.Status(0))
+		}
 	}
 	return statuses, nil
 }

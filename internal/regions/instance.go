@@ -1,0 +1,458 @@
+package regions
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	mathrand "math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/background"
+	"github.com/penstock/penstock/internal/batches"
+	"github.com/penstock/penstock/internal/panicked"
+)
+
+// A Server is the Redis of a region, such as a *redisstore.Store. All regions use one prefix and
+// one secret.
+type Server interface {
+	penstock.Store
+
+	// Eval runs a script with keys of the store itself, one for each name.
+	Eval(ctx context.Context, script string, names []string, args ...string) (string, error)
+}
+
+// The bounds of a region on Redis.
+const (
+	maxChanged     = 100_000 // counters that are noted for one other region, in Redis and in an instance
+	notedTogether  = 500     // counters that one script notes
+	maxCounts      = 400 * 24 * time.Hour
+	maxRedisTotals = 5000 // of one answer
+)
+
+// An Instance is one of the processes that decide for a region. They share the region's Redis, and
+// keep there what they know of the other regions. Each writes what it has granted, and reads the
+// rest, five times in Options.Every. One of them is the leader, which asks the other regions. If it
+// dies, another one is the leader after Options.Every.
+type Instance struct {
+	*Exchange
+	own    Server
+	sealer *sealer
+	name   string // a random text
+	keys   []string
+	peers  map[string]Peer
+
+	mu      sync.Mutex
+	plans   map[[2]uint64][]*penstock.Plan
+	pending map[id]*pending
+	dropped int64             // counters that were not noted, because too many were
+	states  map[string]Status // by region
+	leads   lease
+	floor   uint64 // the least fence: a region knows one from before our data was lost
+
+	turn sync.Mutex // held during a sync, so that older replies do not replace newer ones
+
+	work *background.Group
+}
+
+// A pending is a change that is not written yet.
+type pending struct {
+	change
+	counts time.Duration
+}
+
+// A lease says that this instance is the leader.
+type lease struct {
+	fence uint64
+	until time.Time
+}
+
+// A Status is what an instance knows of another region.
+type Status struct {
+	Region      string
+	IsInContact bool
+	Contact     time.Duration // since both regions had merged all of the other; below 0: never
+	Took        time.Duration // the last answer, until it was merged
+	Changed     int64         // counters that the other region has not asked for
+	HasDropped  bool          // some were dropped lately, because there were too many
+}
+
+// NewInstance makes an Instance, and starts its exchange. Options.Store and Peers are not used.
+// servers are those of the other regions by name. secret is that of the stores. Close ends the
+// exchange.
+func NewInstance(o Options, own Server, servers map[string]Server, secret []byte) (*Instance, error) {
+	o.Store, o.Peers = own, nil
+	for name := range servers {
+		o.Peers = append(o.Peers, name)
+	}
+	slices.Sort(o.Peers)
+	if o.MaxTotals == 0 {
+		o.MaxTotals = maxRedisTotals
+	}
+	o.Seed = mathrand.Uint64()
+	e, err := New(o)
+	if err != nil {
+		return nil, err
+	}
+	i := &Instance{
+		Exchange: e, own: own, sealer: newSealer(secret), name: rand.Text(), keys: []string{"regions"}, peers: make(map[string]Peer),
+		plans: make(map[[2]uint64][]*penstock.Plan), pending: make(map[id]*pending), states: make(map[string]Status), work: background.New(),
+	}
+	e.ledger = i
+	for _, name := range o.Peers {
+		i.keys = append(i.keys, keysOf(name)...)
+		i.peers[name] = &remote{i, name, servers[name], batches.Of(servers[name])}
+	}
+	return i, nil
+}
+
+// keysOf returns the names of the two sets of another region.
+func keysOf(region string) []string {
+	return []string{"regions." + region + ".0", "regions." + region + ".1"}
+}
+
+// Start starts the exchange.
+func (i *Instance) Start() {
+	i.work.Start(func(ctx context.Context) {
+		background.Every(ctx, i.o.flush(), func() {
+			defer panicked.Recover("regions are exchanged")
+			if err := i.flush(ctx); err != nil && ctx.Err() == nil {
+				i.o.Failed(i.o.Self, err)
+			}
+		})
+	})
+	i.work.Start(func(ctx context.Context) { i.Run(ctx, i.peers) })
+}
+
+// Close ends the exchange. It writes what this instance has granted, and lets another one lead.
+func (i *Instance) Close() {
+	i.work.Cancel()
+	i.work.Wait()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	for i.sync(ctx, nil, 0) == nil && i.unwritten() > 0 {
+	}
+}
+
+// Use replaces the limits that the exchange knows. Totals of others are not merged.
+func (i *Instance) Use(plans []*penstock.Plan) {
+	known := make(map[[2]uint64][]*penstock.Plan)
+	for _, p := range plans {
+		if IsAcross(p) {
+			known[p.ID()] = append(known[p.ID()], p)
+		}
+	}
+	i.forgetOthers(plans)
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.plans = known
+}
+
+// Statuses returns what is known of the other regions, by name.
+func (i *Instance) Statuses() (all []Status) {
+	now := i.o.Now()
+	for _, name := range i.o.Peers {
+		i.mu.Lock()
+		s := i.states[name]
+		i.mu.Unlock()
+		s.Region, s.IsInContact, s.Contact = name, i.inContact(name, now), -1
+		i.Exchange.mu.Lock()
+		if at := i.lastContact(name); !at.IsZero() {
+			s.Contact = now.Sub(at)
+		}
+		i.Exchange.mu.Unlock()
+		all = append(all, s)
+	}
+	return all
+}
+
+// Lag is as Options.Lag, of the answers that came last: a grant is written within a flush, then two
+// questions follow one another.
+func (i *Instance) Lag() (usual, most time.Duration) {
+	var took time.Duration
+	for _, s := range i.Statuses() {
+		took = max(took, s.Took)
+	}
+	return i.o.Lag(i.o.flush() + took)
+}
+
+// RedisLag is as Options.Lag, for regions on Redis. A delay is that of a message in one direction.
+func (o Options) RedisLag(delay time.Duration) (usual, most time.Duration) {
+	o.setDefaults()
+	return o.Lag(o.flush() + 3*delay)
+}
+
+func (i *Instance) note(c Counter, units int64, counts time.Duration) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.noteLocked(idOf(c), pending{change{c, units}, min(max(counts, 0), maxCounts)})
+}
+
+func (i *Instance) noteLocked(id id, p pending) {
+	known := i.pending[id]
+	switch {
+	case known != nil:
+		known.units, known.counts = known.units+p.units, max(known.counts, p.counts)
+	case len(i.pending) >= maxChanged:
+		i.dropped++
+	default:
+		i.pending[id] = &p
+	}
+}
+
+func (i *Instance) unwritten() int {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return len(i.pending)
+}
+
+func (i *Instance) isAsking() bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.o.Now().Before(i.leads.until)
+}
+
+func (i *Instance) merged(ctx context.Context, region string, asked time.Time, answer Answer) error {
+	return i.sync(ctx, &mergedAnswer{region, asked, answer}, i.o.Every)
+}
+
+// A mergedAnswer is an answer that was merged, to be recorded.
+type mergedAnswer struct {
+	region string
+	asked  time.Time
+	Answer
+}
+
+// flush writes all that is pending, in as many scripts as it needs.
+func (i *Instance) flush(ctx context.Context) error {
+	for {
+		if err := i.sync(ctx, nil, i.o.Every); err != nil || i.unwritten() < notedTogether {
+			return err
+		}
+	}
+}
+
+// errDeposed is why an answer was not recorded.
+var errDeposed = errors.New("another instance leads the exchange now")
+
+// sync runs syncLua. life is how long this instance leads from now on, if it is elected.
+func (i *Instance) sync(ctx context.Context, done *mergedAnswer, life time.Duration) error {
+	i.turn.Lock()
+	defer i.turn.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, i.o.Silence)
+	defer cancel()
+	noted, counts := i.takePending()
+	i.mu.Lock()
+	fence, floor := i.leads.fence, i.floor
+	i.mu.Unlock()
+	sent := i.o.Now()
+	args := []string{i.o.Self, i.name, micros(life), strconv.FormatUint(floor, 10), micros(counts + i.o.Silence), strconv.Itoa(maxChanged)}
+	if done != nil {
+		isFull := "0"
+		if done.IsFull {
+			isFull = "1"
+		}
+		took := micros(sent.Sub(done.asked))
+		args = append(args, done.region, strconv.FormatUint(fence, 10), strconv.FormatUint(done.Number, 10), isFull, took, took)
+	} else {
+		args = append(args, "", "0", "0", "0", "0", "0")
+	}
+	args = append(append(args, strconv.Itoa(len(i.o.Peers))), i.o.Peers...)
+	for _, p := range noted {
+		args = append(args, i.sealer.seal(encode(p.counter)), strconv.FormatInt(p.units, 10))
+	}
+	reply, err := i.own.Eval(ctx, syncLua, i.keys, args...)
+	if err == nil {
+		err = i.read(reply, sent, life)
+	}
+	if err != nil { // it may be noted twice, which changes only the order
+		i.mu.Lock()
+		defer i.mu.Unlock()
+		for _, p := range noted {
+			i.noteLocked(idOf(p.counter), p)
+		}
+		return err
+	}
+	if i.mu.Lock(); done != nil && i.leads.fence != fence {
+		err = errDeposed
+	}
+	i.mu.Unlock()
+	return err
+}
+
+// takePending takes some of the changes that are pending. counts is how long the longest counts.
+func (i *Instance) takePending() (all []pending, counts time.Duration) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for id, p := range i.pending {
+		if len(all) == notedTogether {
+			break
+		}
+		all, counts = append(all, *p), max(counts, p.counts)
+		delete(i.pending, id)
+	}
+	return all, counts
+}
+
+// read reads a reply of syncLua. All ages are those when the script was sent, or older.
+func (i *Instance) read(reply string, sent time.Time, life time.Duration) error {
+	if other, ok := strings.CutPrefix(reply, "other "); ok {
+		return fmt.Errorf("%w: the store belongs to region %q, and this instance is of region %q; give each region its own store", penstock.ErrInvalid, other, i.o.Self)
+	}
+	lines := strings.Split(reply, "\n")
+	if len(lines) != 1+len(i.o.Peers) {
+		return fmt.Errorf("the script of regions replied %.40q; expected %d lines", reply, 1+len(i.o.Peers))
+	}
+	fence, err := strconv.ParseUint(lines[0], 10, 64)
+	if err != nil {
+		return fmt.Errorf("the script of regions replied %.40q; expected a fence", reply)
+	}
+	i.Exchange.mu.Lock()
+	defer i.Exchange.mu.Unlock()
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.leads = lease{}
+	if fence > 0 {
+		i.leads = lease{fence, sent.Add(life)}
+	}
+	for n, name := range i.o.Peers {
+		var merged uint64
+		var asked, visited, counted, took, changed, dropped int64
+		if _, err := fmt.Sscan(lines[n+1], &merged, &asked, &visited, &counted, &took, &changed, &dropped); err != nil {
+			return fmt.Errorf("the script of regions replied %.40q about %s; expected seven numbers", lines[n+1], name)
+		}
+		p := i.Exchange.peers[name]
+		p.number, p.contactAt, p.countedAt = merged, before(sent, asked), before(sent, counted)
+		i.site.setContact(name, before(sent, visited))
+		i.states[name] = Status{Took: time.Duration(took) * time.Microsecond, Changed: changed, HasDropped: dropped >= 0 && dropped < i.o.Silence.Microseconds()}
+	}
+	return nil
+}
+
+// before returns the time this many µs before a time, or no time if they are negative.
+func before(t time.Time, micros int64) time.Time {
+	if micros < 0 {
+		return time.Time{}
+	}
+	return t.Add(-time.Duration(micros) * time.Microsecond)
+}
+
+func micros(d time.Duration) string { return strconv.FormatInt(d.Microseconds(), 10) }
+
+// A remote is another region, as its Redis shows it.
+type remote struct {
+	*Instance
+	region string
+	server Server
+	decide batches.Func
+}
+
+// Answer asks the other region's Redis.
+func (r *remote) Answer(ctx context.Context, ask Ask) (Answer, error) {
+	contact := "-1"
+	if ask.Contact >= 0 {
+		contact = micros(ask.Contact)
+	}
+	r.mu.Lock()
+	fence := r.leads.fence
+	r.mu.Unlock()
+	reply, err := r.server.Eval(ctx, askLua, append([]string{"regions"}, keysOf(ask.From)...),
+		r.region, ask.From, strconv.FormatUint(fence, 10), strconv.FormatUint(ask.Merged, 10), contact, strconv.Itoa(r.o.MaxTotals),
+		strconv.FormatUint(mathrand.Uint64N(1<<48)+1, 10), micros(r.o.Silence))
+	if err != nil {
+		return Answer{}, err
+	}
+	answer, counters, err := r.readAnswer(reply)
+	if err == nil {
+		answer.Totals, err = totals(ctx, r.decide, counters)
+	}
+	return answer, err
+}
+
+// readAnswer reads a reply of askLua. Counters of limits that are not known here are left out.
+func (r *remote) readAnswer(reply string) (answer Answer, counters []Counter, err error) {
+	head, rest, _ := strings.Cut(reply, "\n")
+	word, value, _ := strings.Cut(head, " ")
+	switch word {
+	case "none":
+		return answer, nil, fmt.Errorf("no instance of region %s has used its store yet; set region and region-peers there too", r.region)
+	case "stranger":
+		return answer, nil, fmt.Errorf("region %s does not know region %s; write it into region-peers there", r.region, r.o.Self)
+	case "other":
+		return answer, nil, fmt.Errorf("%w: the store of region %s belongs to region %q; correct region-peers", penstock.ErrInvalid, r.region, value)
+	case "fence":
+		floor, _ := strconv.ParseUint(value, 10, 64)
+		r.mu.Lock()
+		r.floor = max(r.floor, floor)
+		r.mu.Unlock()
+		return answer, nil, errDeposed
+	}
+	answer.IsFull = value == "1"
+	if answer.Number, err = strconv.ParseUint(word, 10, 64); err != nil {
+		return answer, nil, fmt.Errorf("region %s replied %.40q; expected a number", r.region, reply)
+	}
+	for rest != "" {
+		size, after, _ := strings.Cut(rest, "\n")
+		n, err := strconv.Atoi(size)
+		if err != nil || n < 0 || n > len(after) {
+			return answer, nil, fmt.Errorf("region %s replied %.40q; expected the length of a counter", r.region, rest)
+		}
+		text, ok := r.sealer.open(after[:n])
+		if !ok {
+			return answer, nil, fmt.Errorf("%w: region %s has another key-hash-secret; give all regions the same one", penstock.ErrInvalid, r.region)
+		}
+		if c, ok := r.decode(text); ok {
+			counters = append(counters, c)
+		}
+		rest = after[n:]
+	}
+	return answer, counters, nil
+}
+
+// encode writes a counter as a text: the limit's ID, its numbers, and the key. The numbers tell
+// which of the tiers' limits it is.
+func encode(c Counter) string {
+	id, limit := c.Plan.ID(), c.Plan.Limit()
+	b := binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, id[0]), id[1])
+	for _, n := range []int64{limit.Count, limit.Period.Microseconds(), limit.Burst} {
+		b = binary.AppendUvarint(b, uint64(n))
+	}
+	return string(append(b, c.Key...))
+}
+
+// decode reads a text of encode. If no limit has these numbers, because the regions have different
+// policies, it is the first one with this ID.
+func (i *Instance) decode(text string) (c Counter, ok bool) {
+	const idSize = 16
+	if len(text) < idSize {
+		return c, false
+	}
+	b := []byte(text)
+	key := [2]uint64{binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:])}
+	b = b[idSize:]
+	var numbers [3]int64
+	for j := range numbers {
+		n, size := binary.Uvarint(b)
+		if size <= 0 {
+			return c, false
+		}
+		numbers[j], b = int64(n), b[size:]
+	}
+	i.mu.Lock()
+	plans := i.plans[key]
+	i.mu.Unlock()
+	if len(plans) == 0 || len(b) > penstock.MaxKey {
+		return c, false
+	}
+	at := slices.IndexFunc(plans, func(p *penstock.Plan) bool {
+		limit := p.Limit()
+		return numbers == [3]int64{limit.Count, limit.Period.Microseconds(), limit.Burst}
+	})
+	return Counter{string(b), plans[max(at, 0)]}, true
+}

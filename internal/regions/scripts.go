@@ -1,0 +1,132 @@
+package regions
+
+import "github.com/penstock/penstock/internal/luagen"
+
+// Scripts are those that instances send to the Redis servers of regions. They run no command that
+// the scripts of decisions do not run, so a user of the store needs no further right.
+var Scripts = []string{syncLua, askLua}
+
+// The instances of a region keep together, in the region's Redis:
+//
+//   - The site, a string: the name of the region, who asks the others (the leader), and what is
+//     known of each other region.
+//   - Two sorted sets for each other region, of the counters that have changed, by the units that
+//     were granted. One set is the last answer, the other is what has changed since. A region that
+//     has merged the answer says so with its next question. Then the first set is deleted, and the
+//     two change their places.
+//
+// Times are those of the region's Redis, in µs. Between regions, only durations are exchanged. A
+// time after now is of a clock that was set back, and is not trusted.
+
+// readSite is the begin of both scripts. site is nil if there is none.
+const readSite = `#!lua
+local call = redis.call
+local time = call('TIME')
+RIGHTS
+local now = time[1] * 1000000 + time[2]
+local function decimal(n) return string.format('%.0f', n) end
+local site = call('GET', KEYS[1])
+site = site and cmsgpack.unpack(site)
+for _, p in pairs(site and site.peers or {}) do
+  p.asked = p.asked <= now and p.asked or 0
+  p.visited = p.visited <= now and p.visited or 0
+  p.counted = math.min(p.counted, now)
+end
+local function save()
+  call('SET', KEYS[1], cmsgpack.pack(site), 'PX', 86400000)
+end
+`
+
+// syncLua is sent by each instance of a region, to the region's own server. It notes changed
+// counters, elects the leader, and records a merged answer if the instance is the leader. A leader
+// that was deposed has another fence, and records nothing. It replies the fence if the instance is
+// the leader, or 0, and then what is known of each other region.
+//
+// KEYS are the site, and the two sets of each other region. ARGV are: the region, the instance, how
+// long it leads in µs (0: not any longer), the least fence, how long the noted counters count in
+// µs, how many counters a set may have, the region of the merged answer (or ""), the fence, the
+// number of the answer, 1 if it is full, how long ago it was asked for in µs, how long it took in
+// µs, the number of other regions, their names, and then the changed counters with their units.
+var syncLua = luagen.CheckRights(readSite + `
+local life, n = tonumber(ARGV[3]), tonumber(ARGV[13])
+local changed = not site
+site = site or { region = ARGV[1], leader = '', lease = 0, fence = 0, peers = {} }
+if site.region ~= ARGV[1] then return 'other ' .. site.region end
+local leads = site.leader == ARGV[2] or life > 0 and (site.lease <= now or site.lease > now + life)
+if leads then
+  if site.leader ~= ARGV[2] or site.fence <= tonumber(ARGV[4]) then
+    site.fence = math.max(site.fence, tonumber(ARGV[4]), now) + 1
+  end
+  site.leader, site.lease, changed = life > 0 and ARGV[2] or '', now + life, true
+end
+local merged = site.peers[ARGV[7]]
+if leads and merged and site.fence == tonumber(ARGV[8]) then
+  merged.merged, merged.took = tonumber(ARGV[9]), tonumber(ARGV[12])
+  if ARGV[10] == '1' then
+    merged.asked, merged.counted = math.max(merged.asked, now - tonumber(ARGV[11])), now
+  end
+end
+local reply = { leads and life > 0 and decimal(site.fence) or '0' }
+for i = 1, n do
+  local name = ARGV[13 + i]
+  local p = site.peers[name]
+  if not p then
+    p = { merged = 0, asked = 0, counted = now, took = 0, number = 0, visited = 0, fence = 0, which = 0, till = 0, dropped = 0 }
+    site.peers[name], changed = p, true
+  end
+  local set = KEYS[2 * i + p.which]
+  local size = call('ZCARD', set)
+  if #ARGV > 13 + n then
+    local flag = size + (#ARGV - 13 - n) / 2 > tonumber(ARGV[6]) and 'XX' or 'CH'
+    for j = 14 + n, #ARGV, 2 do
+      if not call('ZADD', set, flag, 'INCR', ARGV[j + 1], ARGV[j]) then p.dropped = now end
+    end
+    p.till, changed = math.max(p.till, now + tonumber(ARGV[5])), true
+    call('PEXPIRE', set, decimal(math.ceil((p.till - now) / 1000)))
+  end
+  reply[#reply + 1] = table.concat({ decimal(p.merged), decimal(p.asked > 0 and now - p.asked or -1), decimal(p.visited > 0 and now - p.visited or -1),
+    decimal(now - p.counted), decimal(p.took), decimal(size), decimal(p.dropped > 0 and now - p.dropped or -1) }, ' ')
+end
+if changed then save() end
+return table.concat(reply, '\n')`)
+
+// askLua is sent by the leader of a region, to the server of another region. It replies the number
+// of the answer, 1 if it is full, and then the counters that have changed, each with its length.
+//
+// KEYS are the site, and the two sets of the region that asks. ARGV are: the region that is asked,
+// the one that asks, its fence, the number of the last answer that it has merged, how long ago it
+// has asked for the last full one in µs (or -1), how many counters the answer may have, a number
+// for the first answer, and for how long in µs no answer is full after a counter was dropped.
+var askLua = luagen.CheckRights(readSite + `
+if not site then return 'none' end
+if site.region ~= ARGV[1] then return 'other ' .. site.region end
+local p = site.peers[ARGV[2]]
+if not p then return 'stranger' end
+local fence, contact, most = tonumber(ARGV[3]), tonumber(ARGV[5]), tonumber(ARGV[6])
+if fence < p.fence then return 'fence ' .. decimal(p.fence) end
+p.fence = fence
+if contact >= 0 then p.visited = math.max(p.visited, now - contact) end
+local new, sent = KEYS[2 + p.which], KEYS[3 - p.which]
+if p.number ~= tonumber(ARGV[4]) then -- the last answer was lost
+  local lost = call('ZRANGE', sent, 0, -1, 'WITHSCORES')
+  for i = 1, #lost, 2 do call('ZADD', new, 'INCR', lost[i + 1], lost[i]) end
+end
+call('DEL', sent)
+local size = call('ZCARD', new)
+local isfull = size <= most and not (p.dropped > 0 and now - p.dropped < tonumber(ARGV[8]))
+if size > most then -- the others stay what is new
+  local others = call('ZRANGE', new, 0, size - most - 1, 'WITHSCORES')
+  for i = 1, #others, 2 do call('ZADD', sent, others[i + 1], others[i]) end
+  call('ZREMRANGEBYRANK', new, 0, size - most - 1)
+end
+for i = 1, 2 do
+  call('PEXPIRE', KEYS[1 + i], decimal(math.max(math.ceil((p.till - now) / 1000), 1)))
+end
+p.which = 1 - p.which
+p.number = (p.number > 0 and p.number or tonumber(ARGV[7])) + 1
+save()
+local reply = { decimal(p.number) .. (isfull and ' 1\n' or ' 0\n') }
+for _, counter in ipairs(call('ZRANGE', new, 0, -1)) do
+  reply[#reply + 1] = #counter .. '\n' .. counter
+end
+return table.concat(reply)`)
