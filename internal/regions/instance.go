@@ -122,8 +122,8 @@ func (i *Instance) Start() {
 	i.work.Start(func(ctx context.Context) {
 		background.Every(ctx, i.o.flush(), func() {
 			defer panicked.Recover("regions are exchanged")
-			if err := i.flush(ctx); err != nil && ctx.Err() == nil {
-				i.o.Failed(i.o.Self, err)
+			if err := i.flush(ctx); ctx.Err() == nil {
+				i.o.Exchanged(i.o.Self, err)
 			}
 		})
 	})
@@ -172,20 +172,24 @@ func (i *Instance) Statuses() (all []Status) {
 	return all
 }
 
-// Lag is as Options.Lag, of the answers that came last: a grant is written within a flush, then two
-// questions follow one another.
-func (i *Instance) Lag() (usual, most time.Duration) {
-	var took time.Duration
+// Delay returns how long a message to the farthest region takes, as far as answers of the last time
+// tell. It is 0 if there were none.
+func (i *Instance) Delay() (most time.Duration) {
 	for _, s := range i.Statuses() {
-		took = max(took, s.Took)
+		most = max(most, s.Took/messages)
 	}
-	return i.o.Lag(i.o.flush() + took)
+	return most
 }
 
-// RedisLag is as Options.Lag, for regions on Redis. A delay is that of a message in one direction.
+// messages is how many messages follow one another until an answer is merged: two questions, and
+// two answers.
+const messages = 4
+
+// RedisLag is as Options.Lag, for regions on Redis. There, a grant is written within a flush. The
+// counters come with the first answer, and their totals with the second.
 func (o Options) RedisLag(delay time.Duration) (usual, most time.Duration) {
 	o.setDefaults()
-	return o.Lag(o.flush() + 3*delay)
+	return o.Lag(o.flush() + (messages-1)*delay)
 }
 
 func (i *Instance) note(c Counter, units int64, counts time.Duration) {

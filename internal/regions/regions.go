@@ -42,8 +42,9 @@ type Options struct {
 	Now       func() time.Time // Default: time.Now
 	Seed      uint64           // of the jitter
 
-	// Failed is called with each region that was asked in vain, and why. Default: it is not reported.
-	Failed func(region string, err error)
+	// Exchanged is called after each exchange with a region. The error is nil if it succeeded. With
+	// several instances, it is also called for this region itself. Default: nothing is reported.
+	Exchanged func(region string, err error)
 }
 
 // Lag returns how long a region may not know what another one has granted, if a message takes at
@@ -77,8 +78,8 @@ func (o *Options) setDefaults() {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	if o.Failed == nil {
-		o.Failed = func(string, error) {}
+	if o.Exchanged == nil {
+		o.Exchanged = func(string, error) {}
 	}
 }
 
@@ -171,10 +172,14 @@ func (e *Exchange) Run(ctx context.Context, peers map[string]Peer) {
 				asked, pause := e.o.Now(), e.Pause()
 				if !e.ledger.isAsking() {
 					pause = e.o.flush()
-				} else if answer, err := e.askOnce(ctx, name, p); err != nil && ctx.Err() == nil {
-					e.o.Failed(name, err)
-				} else if err == nil && !answer.IsFull {
-					continue
+				} else {
+					answer, err := e.askOnce(ctx, name, p)
+					if ctx.Err() == nil {
+						e.o.Exchanged(name, err)
+					}
+					if err == nil && !answer.IsFull {
+						continue
+					}
 				}
 				select {
 				case <-ctx.Done():

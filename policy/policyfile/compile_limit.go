@@ -27,8 +27,10 @@ func (c *compiler) compileLimit(r *policy.Rule, ruleConfig *ruleConfig, config *
 	}
 	c.compileCosts(l, config)
 	c.compileOnStatus(l, config)
-	c.checkPatience(l, config)
-	c.compileGuards(l, config)
+	if c.checkAcross(config) {
+		c.checkPatience(l, config)
+		c.compileGuards(l, config)
+	}
 	if config.Candidate != nil {
 		l.Candidate = c.compileCandidate(l, config)
 	}
@@ -68,11 +70,12 @@ type shape struct {
 	timezone              *string
 	countsDenied          bool
 	countsDeniedAt        any // a pointer to the field
+	isAcross              bool
 }
 
 func (l *limitConfig) shape() shape {
 	return shape{at: l, rate: &l.Rate, burst: &l.Burst, inFlight: &l.InFlight, ttl: &l.TTL, algorithm: &l.Algorithm, subWindows: &l.SubWindows, timezone: &l.Timezone,
-		countsDenied: l.CountDenied, countsDeniedAt: &l.CountDenied}
+		countsDenied: l.CountDenied && l.Across == "", countsDeniedAt: &l.CountDenied, isAcross: l.Across != ""}
 }
 
 // candidateShape returns the shape of a limit's candidate. Fields that the candidate does not set
@@ -80,7 +83,7 @@ func (l *limitConfig) shape() shape {
 func (c *compiler) candidateShape(l *limitConfig) shape {
 	config := l.Candidate
 	s := shape{at: config, rate: &config.Rate, burst: &config.Burst, inFlight: &config.InFlight, ttl: &config.TTL, algorithm: &config.Algorithm, subWindows: &config.SubWindows,
-		timezone: &config.Timezone, countsDeniedAt: &config.CountDenied}
+		timezone: &config.Timezone, countsDeniedAt: &config.CountDenied, isAcross: l.Across != ""}
 	if config.CountDenied != nil {
 		s.countsDenied = *config.CountDenied
 	}

@@ -75,6 +75,9 @@ func (c *compiler) compileVariant(s shape, tier string) (penstock.Limit, bool) {
 		c.fail(s.countsDeniedAt, "%s cannot count denied requests; remove count_denied, or use token-bucket, sub-window or another window", a.Title())
 		return limit, false
 	}
+	if s.isAcross {
+		limit.Algorithm = algorithm.Across(a)
+	}
 	return limit, c.setBurst(s, tier, &limit, at)
 }
 

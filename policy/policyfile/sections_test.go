@@ -3,6 +3,7 @@ package policyfile
 import (
 	"testing"
 
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/policy"
 )
@@ -23,6 +24,9 @@ type serverSection struct {
 }
 
 func (s *serverSection) SectionName() string { return "server" }
+
+// RegionBound makes the section that of a program whose regions exchange.
+func (s *serverSection) RegionBound(*penstock.Plan) string { return "as much as in one" }
 
 func (s *serverSection) Apply(_ *policy.Spec, report func(field any, format string, args ...any)) {
 	if s.Workers > 8 {

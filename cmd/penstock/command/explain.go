@@ -95,7 +95,7 @@ func (e *explainCommand) run(c *cobra.Command, target string) error {
 			instances = max(instances, n)
 		}
 	}
-	report, charges, err := explain.Explain(rules, request, descriptor, options, instances)
+	report, charges, err := explain.Explain(rules, request, descriptor, options, instances, s.Regions())
 	if err != nil {
 		return withStatus(exitUsage, err)
 	}
@@ -156,7 +156,7 @@ func (e *explainCommand) policy(c *cobra.Command) (p *policyfile.Policy, s setti
 		Flags:   given,
 		Environ: os.Environ(),
 		File:    policyLoader(&p, e.algorithms),
-		Only:    []string{"prefix", "key-hash-secret", "min-instances"},
+		Only:    []string{"prefix", "key-hash-secret", "min-instances", "region-peers", "region-interval", "region-delay"},
 	})
 	if err == nil && p == nil {
 		const hasTraffic = false

@@ -13,6 +13,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/regions"
 	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/policy"
 )
@@ -209,6 +210,13 @@ func (p *printer) limit(s *policy.Spec, l *policy.Limit, shouldShowIdentity bool
 	}
 	p.line("  limit "+l.Name, how)
 	p.line("    admits", rateLines(s, l)...)
+	if regions.IsAcross(l.Variants[0]) {
+		for _, section := range s.Sections {
+			if d, ok := section.(interface{ RegionBound(*penstock.Plan) string }); ok {
+				p.line("    all regions", linesOf(s, l, d.RegionBound)...)
+			}
+		}
+	}
 	if l.Variants[0].Algorithm().IsCustom() {
 		p.line("    bound", linesOf(s, l, (*penstock.Plan).Bound)...)
 	}
@@ -349,6 +357,9 @@ func algorithmText(l *policy.Limit) string {
 	}
 	if l.Timezone != "" {
 		text += " of " + l.Timezone
+	}
+	if regions.IsAcross(l.Variants[0]) {
+		text += ", across regions, which exchange what they grant"
 	}
 	return text
 }

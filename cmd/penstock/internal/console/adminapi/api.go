@@ -23,6 +23,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyrls"
 	"github.com/penstock/penstock/cmd/penstock/internal/text/redact"
 	"github.com/penstock/penstock/internal/bearer"
+	"github.com/penstock/penstock/internal/regions"
 	"github.com/penstock/penstock/policy"
 )
 
@@ -56,6 +57,9 @@ type Options struct {
 
 	// Explain returns which limits apply to a request, and their charges.
 	Explain func(r *http.Request, descriptor map[string][]string) (*explain.Report, []penstock.Charge, error)
+
+	// Regions returns how this region exchanges with others. Default: there is one region.
+	Regions func() regions.Setup
 
 	// Reader reads keys for operators. Default: it reads the Store.
 	Reader *keylimits.Reader
@@ -459,8 +463,12 @@ func (e encoded) serve(w http.ResponseWriter, req *http.Request) {
 	_, _ = w.Write(e.text)
 }
 
-func boundsOf(rules *policy.Rules, plan *penstock.Plan, instances int) (all []Bound) {
-	for _, b := range explain.BoundsOf(rules, plan, instances) {
+func (h *Handler) boundsOf(rules *policy.Rules, plan *penstock.Plan, instances int) (all []Bound) {
+	setup := regions.Setup{}
+	if h.Regions != nil {
+		setup = h.Regions()
+	}
+	for _, b := range explain.BoundsOf(rules, plan, instances, setup) {
 		all = append(all, Bound(b))
 	}
 	return all

@@ -25,6 +25,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/console/keylimits"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/rediskeys"
+	"github.com/penstock/penstock/internal/regions"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy/policyfile"
 	"github.com/penstock/penstock/redisstore"
@@ -86,7 +87,7 @@ func newFixture(t testing.TB, change func(*Options)) *fixture {
 			return StoreState{Name: "memory", Breakers: map[string]string{}, Instances: 1}
 		},
 		Explain: func(r *http.Request, descriptor map[string][]string) (*explain.Report, []penstock.Charge, error) {
-			return explain.Explain(p.Rules, r, descriptor, names, 1)
+			return explain.Explain(p.Rules, r, descriptor, names, 1, regions.Setup{})
 		},
 		Name: func(key string) string { return string(rediskeys.NewNames(names.Secret).Append(nil, key)) }, Key: rediskeys.KeyOf,
 	}

@@ -100,7 +100,7 @@ func (h *Handler) overAdmission(instances int) *OverAdmission {
 				all.Skipped++
 				continue
 			}
-			bounds := slices.DeleteFunc(boundsOf(rules, l.Variants[0], instances), func(b Bound) bool { return b.When != "store fails" && b.When != "store returns" })
+			bounds := slices.DeleteFunc(h.boundsOf(rules, l.Variants[0], instances), func(b Bound) bool { return b.When != "store fails" && b.When != "store returns" })
 			all.Limits = append(all.Limits, LimitBound{Rule: r.Name, Limit: l.Name, OnFailure: l.Guard.OnFailure.String(), Bounds: bounds})
 		}
 	}
@@ -194,7 +194,7 @@ func (h *Handler) makeRules(ctx context.Context, _ Viewer, _ url.Values) (any, e
 			one.Rates = append(one.Rates, rate)
 		}
 		if kind == keylimits.Enforced && len(l.Variants) > 0 {
-			one.Bounds = boundsOf(rules, l.Variants[0], instances)
+			one.Bounds = h.boundsOf(rules, l.Variants[0], instances)
 		}
 		return one
 	}

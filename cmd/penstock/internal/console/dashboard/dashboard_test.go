@@ -24,6 +24,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/console/adminapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/explain"
 	"github.com/penstock/penstock/internal/rediskeys"
+	"github.com/penstock/penstock/internal/regions"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy/policyfile"
 	"github.com/penstock/penstock/redisstore"
@@ -84,7 +85,7 @@ func newSite(t testing.TB, change func(*adminapi.Options)) *site {
 			return adminapi.StoreState{Name: "memory", Breakers: map[string]string{"default": "closed"}, Instances: 1}
 		},
 		Explain: func(r *http.Request, descriptor map[string][]string) (*explain.Report, []penstock.Charge, error) {
-			return explain.Explain(p.Rules, r, descriptor, storeOptions, 1)
+			return explain.Explain(p.Rules, r, descriptor, storeOptions, 1, regions.Setup{})
 		},
 		Audit: func(a adminapi.Audit) { s.audits = append(s.audits, a) },
 		Name:  func(key string) string { return string(newAppendName()(nil, key)) }, Key: rediskeys.KeyOf,

@@ -18,6 +18,7 @@ import (
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/internal/policy/describe"
+	"github.com/penstock/penstock/internal/regions"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/redisstore"
@@ -81,9 +82,9 @@ type Bound struct {
 }
 
 // Explain explains a request. descriptor has the entries of a call of Envoy, or is empty. keys has
-// the prefix and the secret of the store. The bounds are for this number of instances. Explain also
+// the prefix and the secret of the store. The bounds are for this number of instances, and for these regions. Explain also
 // returns the charges of the Report, for CheckCost and Peek.
-func Explain(rules *policy.Rules, r *http.Request, descriptor map[string][]string, keys redisstore.Options, instances int) (*Report, []penstock.Charge, error) {
+func Explain(rules *policy.Rules, r *http.Request, descriptor map[string][]string, keys redisstore.Options, instances int, setup regions.Setup) (*Report, []penstock.Charge, error) {
 	attributes, err := httplimit.AttributesOf(rules, r, descriptor)
 	if err != nil {
 		return nil, nil, err
@@ -113,7 +114,7 @@ func Explain(rules *policy.Rules, r *http.Request, descriptor map[string][]strin
 		if err != nil {
 			return nil, nil, err
 		}
-		c.Bounds = BoundsOf(rules, evaluation.Charges[i].Plan, instances)
+		c.Bounds = BoundsOf(rules, evaluation.Charges[i].Plan, instances, setup)
 		report.Charges = append(report.Charges, c)
 	}
 	for _, shadow := range evaluation.Shadows {
@@ -152,9 +153,9 @@ func (r *Report) addUnenforced(matching, applied []*policy.Rule) {
 	r.Doubts = append(r.Doubts, doubt)
 }
 
-// BoundsOf returns what guard.Standard guarantees for a limit of the rules, enforced by this number
-// of instances.
-func BoundsOf(rules *policy.Rules, limit *penstock.Plan, instances int) (all []Bound) {
+// BoundsOf returns what guard.Standard and the regions guarantee for a limit of the rules, enforced
+// by this number of instances.
+func BoundsOf(rules *policy.Rules, limit *penstock.Plan, instances int, setup regions.Setup) (all []Bound) {
 	options := guard.Options{Limits: rules.Settings, Instances: instances}
 	for _, b := range options.Bounds(limit) {
 		bound := Bound{When: b.When, Text: b.Text}
@@ -162,6 +163,9 @@ func BoundsOf(rules *policy.Rules, limit *penstock.Plan, instances int) (all []B
 			bound.Over = &b.MaxExcess
 		}
 		all = append(all, bound)
+	}
+	if over, text := setup.Bound(limit); text != "" {
+		all = slices.Insert(all, 1, Bound{When: "all regions", Over: &over, Text: text})
 	}
 	return all
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
+	"github.com/penstock/penstock/internal/regions"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy/policyfile"
 	"github.com/penstock/penstock/redisstore"
@@ -56,7 +57,7 @@ func explained(t *testing.T, text, target string, header ...string) (*Report, []
 		r.RemoteAddr = from + ":1024"
 	}
 	const instances = 3
-	report, charges, err := Explain(rules, r, nil, redisstore.Options{}, instances)
+	report, charges, err := Explain(rules, r, nil, redisstore.Options{}, instances, regions.Setup{})
 	if err != nil {
 		t.Fatal(err)
 	}

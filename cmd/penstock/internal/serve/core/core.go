@@ -79,6 +79,7 @@ type Core struct {
 	guarded *guard.Guarded // the same value as Store; nil: the store is memory
 	backend store          // the store without its guards
 	scripts *scriptLoader  // nil: the store is memory
+	regions regionExchange
 	rules   *rules
 	fleet   fleet
 	markers markers
@@ -167,6 +168,9 @@ func (c *Core) open(ctx context.Context) error {
 	// Loaded is called before the file is watched: later, it would hide a reload that has failed. If
 	// the policy cannot be loaded, the process ends, so an early Loaded does no harm.
 	c.Metrics.Loaded(time.Now())
+	if err := c.openRegions(); err != nil {
+		return err
+	}
 	if c.rules, err = c.openRules(ctx); err != nil {
 		return err
 	}
@@ -174,6 +178,8 @@ func (c *Core) open(ctx context.Context) error {
 	if c.Store, err = c.guard(ctx); err != nil {
 		return err
 	}
+	c.Store = c.regions.around(c.Store)
+	c.regions.start()
 	c.Reads = c.makeReads()
 	if c.WrapStore != nil {
 		c.Store = c.WrapStore(c.Store)
@@ -208,6 +214,7 @@ func (c *Core) SetPlans(ctx context.Context, owner string, plans []*penstock.Pla
 		all = append(all, c.plans[owner]...)
 	}
 	c.Activity.SetLimits(all)
+	c.regions.use(all)
 	if c.scripts != nil { // the store is Redis
 		c.scripts.load(ctx, all)
 	}

@@ -46,7 +46,7 @@ type rules struct {
 // file until close is called.
 func (c *Core) openRules(ctx context.Context) (*rules, error) {
 	options := settings.PolicyOptions(c.Algorithms...)
-	options.Check = c.Check
+	options.Check = c.checkRules
 	r := &rules{settings: c.Settings, options: options, metrics: c.Metrics, log: c.Log}
 	prepare := func(next *policyfile.Policy) {
 		c.SetPlans(ctx, "policy", plansOf(next.Rules))

@@ -97,8 +97,9 @@ func (s *service) newAdminAPI(streams int) *adminapi.Handler {
 		Waiting:   s.metrics.Waiting,
 		Upstream:  func() string { return s.upstream },
 		Explain: func(r *http.Request, descriptor map[string][]string) (*explain.Report, []penstock.Charge, error) {
-			return explain.Explain(s.core.Rules(), r, descriptor, keys, s.core.StoreState().Instances)
+			return explain.Explain(s.core.Rules(), r, descriptor, keys, s.core.StoreState().Instances, s.core.RegionSetup())
 		},
+		Regions:     s.core.RegionSetup,
 		AuthFailed:  s.metrics.AddAuthFailures(metrics.AdminCallers),
 		AuditIntent: s.auditFile.writeIntent,
 		Audit:       s.audit(),

@@ -1,8 +1,10 @@
 package settings
 
 import (
+	"cmp"
 	"strings"
 
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/fieldvalues"
 	"github.com/penstock/penstock/policy"
 )
@@ -59,6 +61,24 @@ func (s *Section) Describe(line func(label string, texts ...string)) {
 	if len(names) > 0 {
 		line("server", strings.Join(names, ", "))
 	}
+}
+
+// RegionBound says how much all regions together admit of a limit, with the settings of the file.
+func (s *Section) RegionBound(plan *penstock.Plan) string {
+	_, text := s.settings().Regions().Bound(plan)
+	return text
+}
+
+// settings returns the settings that the file has, and the defaults of the others. Values that are
+// invalid are reported elsewhere.
+func (s *Section) settings() *Settings {
+	made, found := new(Settings), s.values()
+	for _, row := range made.rows() {
+		if text := cmp.Or(found[row.Key()], row.Default); text != "" {
+			_ = row.set(text)
+		}
+	}
+	return made
 }
 
 // values returns the settings of the Section by key, in the form of flags.

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,6 +16,8 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/internal/redisclient"
+	"github.com/penstock/penstock/internal/regions"
+	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/redisstore"
 )
 
@@ -257,6 +260,51 @@ func (s *Settings) setStore(text string) error {
 			"redis+cluster://host:6379, or memory")
 	}
 	return withoutKind(redisclient.CheckURL(text))
+}
+
+func (s *Settings) setRegion(text string) error {
+	s.Region = text
+	return checkRegion(text)
+}
+
+func checkRegion(name string) error {
+	if !syntax.IsName(name) {
+		return errors.New("it cannot be the name of a region; write 1 to 64 of a-z, 0-9, '_', '.' and '-'")
+	}
+	return nil
+}
+
+// nextPeer matches the comma before the next region. A URL may have commas too, between hosts.
+var nextPeer = regexp.MustCompile(`,\s*([^,=/]+=[a-z+]+://)`)
+
+// setRegionPeers reads the other regions: name=url, separated by commas. No message shows a URL,
+// which may have a password.
+func (s *Settings) setRegionPeers(text string) error {
+	s.RegionPeers = make(map[string]string)
+	urls := make(map[string]string) // the names by URL
+	for part := range strings.SplitSeq(nextPeer.ReplaceAllString(text, "\n$1"), "\n") {
+		name, url, ok := strings.Cut(strings.TrimSpace(part), "=")
+		if !ok || !strings.Contains(url, "://") {
+			return errors.New("it is not a list of regions; write us=redis://host:6379,ap=redis://host:6379")
+		}
+		if err := checkRegion(name); err != nil {
+			return err
+		}
+		if err := redisclient.CheckURL(url); err != nil {
+			return fmt.Errorf("region %s: %w", name, withoutKind(err))
+		}
+		if s.RegionPeers[name] != "" {
+			return fmt.Errorf("region %s is named twice; write each once", name)
+		}
+		if urls[url] != "" {
+			return fmt.Errorf("regions %s and %s have one store; each region needs one of its own", urls[url], name)
+		}
+		s.RegionPeers[name], urls[url] = url, name
+	}
+	if len(s.RegionPeers) >= regions.MaxRegions {
+		return fmt.Errorf("there are %d other regions; the most are %d", len(s.RegionPeers), regions.MaxRegions-1)
+	}
+	return nil
 }
 
 func (s *Settings) setPrefix(text string) error {

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/url"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/internal/regions"
 )
 
 // ErrInvalid is wrapped by errors about a setting that cannot be used.
@@ -43,6 +45,10 @@ type Settings struct {
 	RequireStore  bool
 	StoreTimeout  time.Duration
 	MinInstances  int64
+
+	Region                      string            // "" if there is none
+	RegionPeers                 map[string]string // the URLs of the other regions' stores, by name
+	RegionInterval, RegionDelay time.Duration
 
 	API, RESP, GRPC                             string // "" is off
 	CallerToken, OperatorToken                  []byte
@@ -173,6 +179,7 @@ func (s *Settings) check() error {
 	if s.DemoTraffic && (!s.Demo || s.TLSCert != "") {
 		report("demo-traffic", "it is for the demo without TLS; write --demo, and omit --tls-cert")
 	}
+	s.checkRegions(report)
 	if s.RequireStore && s.Store == "" {
 		report("require-store", "the store is memory, which is always up; write --store, or omit --require-store")
 	}
@@ -190,6 +197,32 @@ func (s *Settings) check() error {
 	}
 	s.checkListeners(report)
 	return errors.Join(errs...)
+}
+
+// checkRegions finds regions that cannot exchange.
+func (s *Settings) checkRegions(report func(name, format string, args ...any)) {
+	if len(s.RegionPeers) == 0 {
+		return
+	}
+	switch {
+	case s.Region == "":
+		report("region", "this region needs a name too; write --region, with the name that the others have for it in their --region-peers")
+	case s.Store == "":
+		report("region-peers", "the store is memory, which other regions cannot read; write --store")
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.RegionPeers)) {
+		switch text := s.RegionPeers[name]; {
+		case name == s.Region:
+			report("region-peers", "%s is this region itself; write only the others", name)
+		case text == s.Store:
+			report("region-peers", "region %s has the store of this region; each region needs one of its own", name)
+		}
+	}
+}
+
+// Regions returns how the regions exchange. There is one if no others are set.
+func (s *Settings) Regions() regions.Setup {
+	return regions.Setup{Count: 1 + len(s.RegionPeers), Every: s.RegionInterval, Delay: s.RegionDelay}
 }
 
 // checkXDS finds what is missing for a control plane.

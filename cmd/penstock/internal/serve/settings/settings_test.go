@@ -35,6 +35,11 @@ var samples = map[string]sample{
 	"min-instances":   {"1", "2", "3"},
 	"admin-listen":    {"127.0.0.1:1", "off", "0.0.0.0:3"},
 
+	"region":          {"eu", "us", "ap"},
+	"region-peers":    {"us=redis://a", "eu=redis://b", "eu=redis://c,us=redis+sentinel://d,e/main"},
+	"region-interval": {"2s", "3s", "4s"},
+	"region-delay":    {"1s", "2s", "0"},
+
 	"api":                   {"127.0.0.1:1", "unix:/run/a.sock", ":3"},
 	"grpc":                  {"127.0.0.1:1", "unix:/run/a.sock", ":3"},
 	"resp":                  {"127.0.0.1:1", "unix:/run/a.sock", ":3"},
@@ -307,6 +312,15 @@ func TestSecretsAreNeverShown(t *testing.T) {
 				}
 				texts++
 			}
+		}
+	}
+	for _, peers := range []string{"us=redis://user:hunter2@host", "us=redis://user:hunter2@host,hunter2", "us=hunter2", "hunter2=redis://h,us=redis://:hunter2/x@host"} {
+		s, err := load(map[string]string{"region": "eu", "region-peers": peers})
+		for _, text := range []string{s.String(), errorText(err)} {
+			if strings.Contains(text, "ter2@") || strings.Contains(errorText(err), "ter2") {
+				t.Errorf("with --region-peers=%s, a secret is shown: %s", peers, text)
+			}
+			texts++
 		}
 	}
 	t.Logf("counted: %d texts without a secret in them", texts)

@@ -77,6 +77,16 @@ func (s *Settings) rows() []Row {
 			Help: "smallest number of instances to assume. With on_failure local, each instance enforces its share of the limits while the store does not answer. " +
 				"The instances that share a Redis are counted too, and the larger number applies"},
 
+		{Group: "Several regions", Name: "region", Form: Form{Value: "name", set: s.setRegion},
+			Help: "name of this instance's region, for limits with across: exchange; all instances that share the store have one name"},
+		{Name: "region-peers", IsSecret: true, Form: Form{Value: "name=url,…", set: s.setRegionPeers},
+			Help: "the other regions and the URLs of their stores, such as us=rediss://limiter:password@redis.us:6379,ap=rediss://…; without them, " +
+				"this region has limits with across alone. All regions need the same policy, prefix and key-hash-secret"},
+		{Name: "region-interval", Default: "1s", Form: duration(&s.RegionInterval, mustNotBeZero, "1m"),
+			Help: "how often each other region is asked for what it has granted; a region that is not heard for three intervals has its share of the limits"},
+		{Name: "region-delay", Default: "100ms", Form: duration(&s.RegionDelay, canBeZero, "10s"),
+			Help: "how long a message to the farthest region takes at most; it is used only for the bounds that are printed, until the delay is measured"},
+
 		{Group: "Addresses for callers", Name: "api", Form: callerAddress(&s.API),
 			Help: "address of the check API in JSON, and of forward-auth for other proxies; host:port or unix:/path/of.sock"},
 		{Name: "grpc", Form: callerAddress(&s.GRPC),

@@ -91,6 +91,7 @@ func forms() map[string]*schema {
 		"limitConfig.name":       ref("name"),
 		"limitConfig.on_status":  oneOrMore(anyOf(number(fieldvalues.Range{Least: 100, Most: 599}), matching(`^[1-5]([xX]{2}|[0-9]{2}(-[1-5][0-9]{2})?)$`, "401", "5xx", "400-499"))),
 		"limitConfig.on_failure": words(fieldvalues.OnFailure...),
+		"limitConfig.across":     words(fieldvalues.Across...),
 		"limitConfig.ceiling":    ref("rate"),
 		"limitConfig.lease":      number(fieldvalues.Lease),
 		"limitConfig.split_into": number(fieldvalues.SplitInto),

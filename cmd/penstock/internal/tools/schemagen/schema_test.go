@@ -431,6 +431,7 @@ func TestSchemaHasTheWordsOfTheCompiler(t *testing.T) {
 		{"http.headers", "{http: {headers: %s}, " + oneRuleAndEnd},
 		{"tokens.algorithms", "{tokens: {jwks_url: 'https://a/', algorithms: [%s]}, " + oneRuleAndEnd},
 		{"rules.limits.on_failure", "{rules: [{name: a, per: global, limits: [{rate: 1/s, on_failure: %s}]}]}"},
+		{"rules.limits.across", "{rules: [{name: a, per: global, limits: [{rate: 1/s, across: %s}]}]}"},
 		{"rules.limits.algorithm", "{rules: [{name: a, per: global, limits: [{rate: 10/s, algorithm: %s}]}]}"},
 		{"rules.limits.candidate.algorithm", "{rules: [{name: a, per: global, limits: [{rate: 10/s, candidate: {rate: 20/s, algorithm: %s}}]}]}"},
 	} {

@@ -177,7 +177,7 @@ func (r *run) addBound() {
 	}
 	for counter := range r.admitted {
 		if !regions.IsAcross(plan) {
-			r.result.Bound = int64(len(r.regions)) * within(plan, period)
+			r.result.Bound = int64(len(r.regions)) * regions.Within(plan, period)
 			continue
 		}
 		unknown, least := int64(0), int64(0) // what the others may have granted; the last grant is of one of them
@@ -188,25 +188,12 @@ func (r *run) addBound() {
 				least = most
 			}
 		}
-		r.result.Bound = max(r.result.Bound, within(plan, period)+unknown-least)
+		r.result.Bound = max(r.result.Bound, regions.Within(plan, period)+unknown-least)
 	}
 	lost := int64(len(r.options.Regions.wiped))
 	if len(r.regions) > 0 && regions.IsAcross(plan) {
-		r.result.Bound += lost * within(plan, r.regions[0].lag)
+		r.result.Bound += lost * regions.Within(plan, r.regions[0].lag)
 	}
-}
-
-// within returns how many units one region admits in an interval.
-func within(plan *penstock.Plan, interval time.Duration) int64 {
-	limit := plan.Limit()
-	periods := int64((interval + limit.Period - 1) / limit.Period)
-	switch {
-	case limit.Algorithm.RefillsSteadily():
-		return plan.Capacity() + int64(float64(limit.Count)*float64(interval)/float64(limit.Period)) + 1
-	case limit.Algorithm.WindowsDiffer(): // an interval touches one window more
-		periods++
-	}
-	return periods * limit.Count
 }
 
 // unmerged returns how many units another region may have granted that are not known yet. In an
@@ -215,5 +202,5 @@ func unmerged(plan *penstock.Plan, lag time.Duration, demand int64) int64 {
 	if plan.Algorithm().WindowsDiffer() {
 		return 2 * min(plan.Capacity(), demand)
 	}
-	return min(within(plan, lag), demand)
+	return min(regions.Within(plan, lag), demand)
 }

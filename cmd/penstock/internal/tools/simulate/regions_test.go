@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/internal/regions"
 	"github.com/penstock/penstock/internal/testing/effort"
 )
 
@@ -162,7 +163,7 @@ func tell(t testing.TB, s story) (account, *Result, error) {
 			least = most
 		}
 	}
-	bound += float64(len(s.regions.wiped))*float64(within(s.plan, r.regions[0].lag)) - least
+	bound += float64(len(s.regions.wiped))*float64(regions.Within(s.plan, r.regions[0].lag)) - least
 	return account{over, bound}, result, nil
 }
 

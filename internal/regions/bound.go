@@ -1,0 +1,60 @@
+package regions
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/wording"
+)
+
+// A Setup says which regions exchange, for the bound of their limits. The zero value means that
+// there is one region.
+type Setup struct {
+	Count int           // of the regions
+	Every time.Duration // see Options
+	Delay time.Duration // of a message between two regions
+}
+
+// Bound returns how many units all regions together may admit beyond a limit, under one key, and
+// says so in words. If there is nothing to say, the text is "".
+func (s Setup) Bound(plan *penstock.Plan) (over int64, text string) {
+	others := int64(s.Count - 1)
+	switch isAcross := IsAcross(plan); {
+	case isAcross && s.Count < 2:
+		return 0, "no more: there is one region; with region_peers, all regions together have the limit"
+	case isAcross:
+		usual, most := Options{Every: s.Every}.RedisLag(s.Delay)
+		usually, over := Unmerged(plan, usual)*others, Unmerged(plan, most)*others
+		return over, fmt.Sprintf("%d more than the limit in %d regions together, or %d when links fail: what the others grant within %s, or %s, if a message takes %s",
+			usually, s.Count, over, wording.Period(usual), wording.Period(most), wording.Period(s.Delay))
+	case s.Count < 2 || plan.Algorithm().NeedsHolder() && others == 0:
+		return 0, ""
+	}
+	return others * plan.Capacity(), fmt.Sprintf("each of %d regions has a limit of its own, so together they admit %d times as much", s.Count, s.Count)
+}
+
+// Within returns how many units one region admits in an interval.
+func Within(plan *penstock.Plan, interval time.Duration) int64 {
+	limit := plan.Limit()
+	periods := int64((interval + limit.Period - 1) / limit.Period)
+	switch {
+	case limit.Algorithm.RefillsSteadily():
+		return bounded(float64(plan.Capacity()) + float64(limit.Count)*float64(interval)/float64(limit.Period) + 1)
+	case limit.Algorithm.WindowsDiffer(): // an interval touches one window more
+		periods++
+	}
+	return bounded(float64(periods) * float64(limit.Count))
+}
+
+func bounded(units float64) int64 { return int64(min(units, math.MaxInt64/4)) }
+
+// Unmerged returns how many units another region may have granted within a lag. Of a window, these
+// are at most its units.
+func Unmerged(plan *penstock.Plan, lag time.Duration) int64 {
+	if plan.Algorithm().WindowsDiffer() {
+		return plan.Capacity()
+	}
+	return Within(plan, lag)
+}
