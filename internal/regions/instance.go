@@ -48,13 +48,13 @@ type Instance struct {
 	keys   []string
 	peers  map[string]Peer
 
-	mu      sync.Mutex
-	plans   map[[2]uint64][]*penstock.Plan
-	pending map[id]*pending
-	dropped int64             // counters that were not noted, because too many were
-	states  map[string]Status // by region
-	leads   lease
-	floor   uint64 // the least fence: a region knows one from before our data was lost
+	mu         sync.Mutex
+	plans      map[[2]uint64][]*penstock.Plan
+	pending    map[id]*pending
+	hasDropped bool              // some were not noted, because too many were, and Redis does not know it yet
+	states     map[string]Status // by region
+	leads      lease
+	floor      uint64 // the least fence: a region knows one from before our data was lost
 
 	turn sync.Mutex // held during a sync, so that older replies do not replace newer ones
 
@@ -204,7 +204,7 @@ func (i *Instance) noteLocked(id id, p pending) {
 	case known != nil:
 		known.units, known.counts = known.units+p.units, max(known.counts, p.counts)
 	case len(i.pending) >= maxChanged:
-		i.dropped++
+		i.hasDropped = true
 	default:
 		i.pending[id] = &p
 	}
@@ -253,7 +253,11 @@ func (i *Instance) sync(ctx context.Context, done *mergedAnswer, life time.Durat
 	defer cancel()
 	noted, counts := i.takePending()
 	i.mu.Lock()
-	fence, floor := i.leads.fence, i.floor
+	fence, floor, hasDropped := i.leads.fence, i.floor, "0"
+	if i.hasDropped {
+		hasDropped = "1"
+	}
+	i.hasDropped = false
 	i.mu.Unlock()
 	sent := i.o.Now()
 	args := []string{i.o.Self, i.name, micros(life), strconv.FormatUint(floor, 10), micros(counts + i.o.Silence), strconv.Itoa(maxChanged)}
@@ -267,7 +271,7 @@ func (i *Instance) sync(ctx context.Context, done *mergedAnswer, life time.Durat
 	} else {
 		args = append(args, "", "0", "0", "0", "0", "0")
 	}
-	args = append(append(args, strconv.Itoa(len(i.o.Peers))), i.o.Peers...)
+	args = append(append(args, hasDropped, strconv.Itoa(len(i.o.Peers))), i.o.Peers...)
 	for _, p := range noted {
 		args = append(args, i.sealer.seal(encode(p.counter)), strconv.FormatInt(p.units, 10))
 	}
@@ -281,6 +285,7 @@ func (i *Instance) sync(ctx context.Context, done *mergedAnswer, life time.Durat
 		for _, p := range noted {
 			i.noteLocked(idOf(p.counter), p)
 		}
+		i.hasDropped = i.hasDropped || hasDropped == "1"
 		return err
 	}
 	if i.mu.Lock(); done != nil && i.leads.fence != fence {

@@ -46,9 +46,10 @@ end
 // long it leads in µs (0: not any longer), the least fence, how long the noted counters count in
 // µs, how many counters a set may have, the region of the merged answer (or ""), the fence, the
 // number of the answer, 1 if it is full, how long ago it was asked for in µs, how long it took in
-// µs, the number of other regions, their names, and then the changed counters with their units.
+// µs, 1 if the instance had to drop counters, the number of other regions, their names, and then the
+// changed counters with their units.
 var syncLua = luagen.CheckRights(readSite + `
-local life, n = tonumber(ARGV[3]), tonumber(ARGV[13])
+local life, n = tonumber(ARGV[3]), tonumber(ARGV[14])
 local changed = not site
 site = site or { region = ARGV[1], leader = '', lease = 0, fence = 0, peers = {} }
 if site.region ~= ARGV[1] then return 'other ' .. site.region end
@@ -68,7 +69,7 @@ if leads and merged and site.fence == tonumber(ARGV[8]) then
 end
 local reply = { leads and life > 0 and decimal(site.fence) or '0' }
 for i = 1, n do
-  local name = ARGV[13 + i]
+  local name = ARGV[14 + i]
   local p = site.peers[name]
   if not p then
     p = { merged = 0, asked = 0, counted = now, took = 0, number = 0, visited = 0, fence = 0, which = 0, till = 0, dropped = 0 }
@@ -76,9 +77,10 @@ for i = 1, n do
   end
   local set = KEYS[2 * i + p.which]
   local size = call('ZCARD', set)
-  if #ARGV > 13 + n then
-    local flag = size + (#ARGV - 13 - n) / 2 > tonumber(ARGV[6]) and 'XX' or 'CH'
-    for j = 14 + n, #ARGV, 2 do
+  if ARGV[13] == '1' then p.dropped, changed = now, true end
+  if #ARGV > 14 + n then
+    local flag = size + (#ARGV - 14 - n) / 2 > tonumber(ARGV[6]) and 'XX' or 'CH'
+    for j = 15 + n, #ARGV, 2 do
       if not call('ZADD', set, flag, 'INCR', ARGV[j + 1], ARGV[j]) then p.dropped = now end
     end
     p.till, changed = math.max(p.till, now + tonumber(ARGV[5])), true

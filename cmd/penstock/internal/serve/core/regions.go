@@ -58,6 +58,7 @@ func (c *Core) openRegions() error {
 		return err
 	}
 	c.onClose(r.Close)
+	c.Metrics.AddRegions(r.Statuses)
 	return nil
 }
 
