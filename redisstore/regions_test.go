@@ -3,6 +3,7 @@ package redisstore_test
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"strings"
 	"sync/atomic"
@@ -77,10 +78,13 @@ func TestRegionsOnRedis(t *testing.T) {
 	}
 }
 
-// A mortalStore is the store of an instance that may die: then none of its calls is answered.
+// A mortalStore is the store of an instance that may die: then none of its calls is answered. The
+// replies of some calls may be lost.
 type mortalStore struct {
 	*redisstore.Store
-	isDead atomic.Bool
+	isDead  atomic.Bool
+	isLossy bool
+	calls   atomic.Int64
 }
 
 func (s *mortalStore) Eval(ctx context.Context, script string, names []string, args ...string) (string, error) {
@@ -88,7 +92,11 @@ func (s *mortalStore) Eval(ctx context.Context, script string, names []string, a
 		<-ctx.Done()
 		return "", ctx.Err()
 	}
-	return s.Store.Eval(ctx, script, names, args...)
+	reply, err := s.Store.Eval(ctx, script, names, args...)
+	if s.isLossy && s.calls.Add(1)%3 == 0 {
+		return "", penstock.NewStoreError(penstock.ReasonUnknown, errors.New("the reply is lost"))
+	}
+	return reply, err
 }
 
 // A regionInstance is an instance of a region, with the store that decides.
@@ -96,6 +104,9 @@ type regionInstance struct {
 	*regions.Instance
 	own   *mortalStore
 	store penstock.Store
+	peers map[string]*mortalStore
+
+	failed atomic.Pointer[string] // why the last exchange failed
 }
 
 // regionEvery is how often the regions of these tests exchange.
@@ -104,28 +115,46 @@ const regionEvery = 200 * time.Millisecond
 // startInstance starts an instance of the region self. servers are those of all regions.
 func startInstance(t *testing.T, self string, servers map[string]*redistest.Server, plans ...*penstock.Plan) *regionInstance {
 	t.Helper()
-	open := func(server *redistest.Server) *redisstore.Store {
-		store, err := redisstore.Open(server.URL(), redisstore.Options{Secret: []byte("of all regions")})
+	i := newRegionInstance(t, regions.Options{Self: self}, servers, regionSecret)
+	i.Use(plans)
+	i.Start()
+	return i
+}
+
+const regionSecret = "of all regions"
+
+func newRegionInstance(t *testing.T, o regions.Options, servers map[string]*redistest.Server, secret string) *regionInstance {
+	t.Helper()
+	open := func(server *redistest.Server) *mortalStore {
+		store, err := redisstore.Open(server.URL(), redisstore.Options{Secret: []byte(secret)})
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { store.Close() })
-		return store
+		return &mortalStore{Store: store}
 	}
-	own, peers := &mortalStore{Store: open(servers[self])}, make(map[string]regions.Server)
+	i := &regionInstance{own: open(servers[o.Self]), peers: make(map[string]*mortalStore)}
+	peers := make(map[string]regions.Server)
 	for name, server := range servers {
-		if name != self {
-			peers[name] = open(server)
+		if name != o.Self {
+			i.peers[name] = open(server)
+			peers[name] = i.peers[name]
 		}
 	}
-	i, err := regions.NewInstance(regions.Options{Self: self, Every: regionEvery}, own, peers, []byte("of all regions"))
-	if err != nil {
+	o.Every = regionEvery
+	o.Exchanged = func(region string, err error) {
+		if err != nil {
+			text := region + ": " + err.Error()
+			i.failed.Store(&text)
+		}
+	}
+	var err error
+	if i.Instance, err = regions.NewInstance(o, i.own, peers, []byte(secret)); err != nil {
 		t.Fatal(err)
 	}
-	i.Use(plans)
-	i.Start()
 	t.Cleanup(i.Close)
-	return &regionInstance{i, own, i.Around(own.Store)}
+	i.store = i.Around(i.own.Store)
+	return i
 }
 
 // left returns how many units are left of a limit at an instance.
@@ -203,5 +232,91 @@ func TestInstancesOfRegionsOnRedis(t *testing.T) {
 		if ttl, err := servers["eu"].Do("PTTL", fmt.Sprint(key)); err != nil || ttl.(int64) <= 0 {
 			t.Errorf("key %v lives for %v, %v; want a TTL", key, ttl, err)
 		}
+	}
+}
+
+// Replies that are lost, and answers that have not all counters, delay what others know, and change
+// nothing else.
+func TestRegionsWithLostRepliesAndSmallAnswers(t *testing.T) {
+	servers := map[string]*redistest.Server{"eu": redistest.Start(t), "us": redistest.Start(t)}
+	p := penstock.Per(1000, 30*24*time.Hour).With(algorithm.Across(penstock.TokenBucket)).MustCompile()
+	all := make(map[string]*regionInstance)
+	for name := range servers {
+		i := newRegionInstance(t, regions.Options{Self: name, MaxTotals: 7, Silence: time.Minute}, servers, regionSecret)
+		i.own.isLossy = true
+		for _, peer := range i.peers {
+			peer.isLossy = true
+		}
+		i.Use([]*penstock.Plan{p})
+		i.Start()
+		all[name] = i
+	}
+	for _, i := range all {
+		i.awaitLeft(t, p, "new", 1000)
+	}
+	const keys = 40
+	for round := range 5 {
+		for n := range keys {
+			all["eu"].spend(t, p, fmt.Sprint(n), int64(n+1))
+			all["us"].spend(t, p, fmt.Sprint(n), 1)
+		}
+		used := func(n int) int64 { return int64(n+2) * int64(round+1) }
+		for n := range keys {
+			for _, i := range all {
+				i.awaitLeft(t, p, fmt.Sprint(n), 1000-used(n))
+			}
+		}
+	}
+}
+
+// An instance that does not lead records no answer. So a leader that was deposed cannot.
+func TestOnlyTheLeaderRecordsAnswers(t *testing.T) {
+	servers := map[string]*redistest.Server{"eu": redistest.Start(t), "us": redistest.Start(t)}
+	eu1 := startInstance(t, "eu", servers)
+	us := startInstance(t, "us", servers)
+	eventually.True(t, "eu and us are in contact", func() bool { return eu1.Statuses()[0].IsInContact && us.Statuses()[0].IsInContact })
+	eu2 := newRegionInstance(t, regions.Options{Self: "eu"}, servers, regionSecret)
+	if err := eu2.Merge(t.Context(), "us", time.Now(), regions.Answer{Number: 1, IsFull: true}); err == nil {
+		t.Error("an answer is recorded without an election; want an error")
+	}
+	eu1.Close()
+	if err := eu2.Merge(t.Context(), "us", time.Now(), regions.Answer{Number: 2, IsFull: true}); err == nil {
+		t.Error("an answer from before the election is recorded; want an error")
+	}
+	if n := eu2.Ask("us").Merged; n <= 2 {
+		t.Errorf("the last answer has the number %d; want that of the leader", n)
+	}
+}
+
+// Servers and secrets that are mixed up are named, and no region is in contact.
+func TestMixedUpRegionsAreNamed(t *testing.T) {
+	eu, us := redistest.Start(t), redistest.Start(t)
+	startInstance(t, "eu", map[string]*redistest.Server{"eu": eu, "us": us})
+	startInstance(t, "us", map[string]*redistest.Server{"eu": eu, "us": us})
+	for name, c := range map[string]struct {
+		self    string
+		servers map[string]*redistest.Server
+		secret  string
+		want    string
+	}{
+		"the store of another region": {"ap", map[string]*redistest.Server{"ap": eu, "us": us}, regionSecret, `the store belongs to region "eu"`},
+		"a peer's store":              {"ap", map[string]*redistest.Server{"ap": redistest.Start(t), "us": eu}, regionSecret, `the store of region us belongs to region "eu"`},
+		"not known there":             {"ap", map[string]*redistest.Server{"ap": redistest.Start(t), "us": us}, regionSecret, "region us does not know region ap"},
+		"no instance there":           {"ap", map[string]*redistest.Server{"ap": redistest.Start(t), "us": redistest.Start(t)}, regionSecret, "no instance of region us has used its store yet"},
+		"another secret there":        {"ap", map[string]*redistest.Server{"ap": redistest.Start(t), "us": us}, "another", "region us has another key-hash-secret"},
+		"another secret here":         {"eu", map[string]*redistest.Server{"eu": eu, "us": us}, "another", "other instances of region eu have another key-hash-secret"},
+	} {
+		i := newRegionInstance(t, regions.Options{Self: c.self}, c.servers, c.secret)
+		i.Start()
+		eventually.NoError(t, func() error {
+			if text := i.failed.Load(); text == nil || !strings.Contains(*text, c.want) {
+				return fmt.Errorf("%s: the exchange fails with %v; want %q", name, text, c.want)
+			}
+			return nil
+		})
+		if s := i.Statuses(); s[0].IsInContact {
+			t.Errorf("%s: the region is in contact: %+v", name, s)
+		}
+		i.Close()
 	}
 }

@@ -18,7 +18,7 @@ type Setup struct {
 }
 
 // Bound returns how many units all regions together may admit beyond a limit, under one key, and
-// says so in words. If there is nothing to say, the text is "".
+// says so in words. MaxInt64 is any number. If there is nothing to say, the text is "".
 func (s Setup) Bound(plan *penstock.Plan) (over int64, text string) {
 	others := int64(s.Count - 1)
 	switch isAcross := IsAcross(plan); {
@@ -29,10 +29,10 @@ func (s Setup) Bound(plan *penstock.Plan) (over int64, text string) {
 		usually, over := Unmerged(plan, usual)*others, Unmerged(plan, most)*others
 		return over, fmt.Sprintf("%d more than the limit in %d regions together, or %d when links fail: what the others grant within %s, or %s, if a message takes %s",
 			usually, s.Count, over, wording.Period(usual), wording.Period(most), wording.Period(s.Delay))
-	case s.Count < 2 || plan.Algorithm().NeedsHolder() && others == 0:
+	case s.Count < 2:
 		return 0, ""
 	}
-	return others * plan.Capacity(), fmt.Sprintf("each of %d regions has a limit of its own, so together they admit %d times as much", s.Count, s.Count)
+	return math.MaxInt64, fmt.Sprintf("each of %d regions has a limit of its own, so together they admit %d times as much", s.Count, s.Count)
 }
 
 // Within returns how many units one region admits in an interval.

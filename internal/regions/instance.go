@@ -31,7 +31,7 @@ type Server interface {
 // The bounds of a region on Redis.
 const (
 	maxChanged     = 100_000 // counters that are noted for one other region, in Redis and in an instance
-	notedTogether  = 500     // counters that one script notes
+	notedTogether  = 1000    // counters that one script notes, for all other regions together
 	maxCounts      = 400 * 24 * time.Hour
 	maxRedisTotals = 5000 // of one answer
 )
@@ -47,6 +47,8 @@ type Instance struct {
 	name   string // a random text
 	keys   []string
 	peers  map[string]Peer
+
+	together int // counters that one script notes
 
 	mu         sync.Mutex
 	plans      map[[2]uint64][]*penstock.Plan
@@ -103,6 +105,7 @@ func NewInstance(o Options, own Server, servers map[string]Server, secret []byte
 	i := &Instance{
 		Exchange: e, own: own, sealer: newSealer(secret), name: rand.Text(), keys: []string{"regions"}, peers: make(map[string]Peer),
 		plans: make(map[[2]uint64][]*penstock.Plan), pending: make(map[id]*pending), states: make(map[string]Status), work: background.New(),
+		together: notedTogether / len(o.Peers),
 	}
 	e.ledger = i
 	for _, name := range o.Peers {
@@ -236,7 +239,7 @@ type mergedAnswer struct {
 // flush writes all that is pending, in as many scripts as it needs.
 func (i *Instance) flush(ctx context.Context) error {
 	for {
-		if err := i.sync(ctx, nil, i.o.Every); err != nil || i.unwritten() < notedTogether {
+		if err := i.sync(ctx, nil, i.o.Every); err != nil || i.unwritten() < i.together {
 			return err
 		}
 	}
@@ -260,7 +263,7 @@ func (i *Instance) sync(ctx context.Context, done *mergedAnswer, life time.Durat
 	i.hasDropped = false
 	i.mu.Unlock()
 	sent := i.o.Now()
-	args := []string{i.o.Self, i.name, micros(life), strconv.FormatUint(floor, 10), micros(counts + i.o.Silence), strconv.Itoa(maxChanged)}
+	args := []string{i.o.Self, i.name, i.sealer.mark, micros(life), strconv.FormatUint(floor, 10), micros(counts + i.o.Silence), strconv.Itoa(maxChanged)}
 	if done != nil {
 		isFull := "0"
 		if done.IsFull {
@@ -288,7 +291,7 @@ func (i *Instance) sync(ctx context.Context, done *mergedAnswer, life time.Durat
 		i.hasDropped = i.hasDropped || hasDropped == "1"
 		return err
 	}
-	if i.mu.Lock(); done != nil && i.leads.fence != fence {
+	if i.mu.Lock(); done != nil && (fence == 0 || i.leads.fence != fence) {
 		err = errDeposed
 	}
 	i.mu.Unlock()
@@ -300,7 +303,7 @@ func (i *Instance) takePending() (all []pending, counts time.Duration) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	for id, p := range i.pending {
-		if len(all) == notedTogether {
+		if len(all) == i.together {
 			break
 		}
 		all, counts = append(all, *p), max(counts, p.counts)
@@ -313,6 +316,9 @@ func (i *Instance) takePending() (all []pending, counts time.Duration) {
 func (i *Instance) read(reply string, sent time.Time, life time.Duration) error {
 	if other, ok := strings.CutPrefix(reply, "other "); ok {
 		return fmt.Errorf("%w: the store belongs to region %q, and this instance is of region %q; give each region its own store", penstock.ErrInvalid, other, i.o.Self)
+	}
+	if reply == "secret" {
+		return fmt.Errorf("%w: other instances of region %s have another key-hash-secret; give all the same one", penstock.ErrInvalid, i.o.Self)
 	}
 	lines := strings.Split(reply, "\n")
 	if len(lines) != 1+len(i.o.Peers) {
@@ -372,7 +378,7 @@ func (r *remote) Answer(ctx context.Context, ask Ask) (Answer, error) {
 	fence := r.leads.fence
 	r.mu.Unlock()
 	reply, err := r.server.Eval(ctx, askLua, append([]string{"regions"}, keysOf(ask.From)...),
-		r.region, ask.From, strconv.FormatUint(fence, 10), strconv.FormatUint(ask.Merged, 10), contact, strconv.Itoa(r.o.MaxTotals),
+		r.region, ask.From, r.sealer.mark, strconv.FormatUint(fence, 10), strconv.FormatUint(ask.Merged, 10), contact, strconv.Itoa(r.o.MaxTotals),
 		strconv.FormatUint(mathrand.Uint64N(1<<48)+1, 10), micros(r.o.Silence))
 	if err != nil {
 		return Answer{}, err
@@ -395,6 +401,8 @@ func (r *remote) readAnswer(reply string) (answer Answer, counters []Counter, er
 		return answer, nil, fmt.Errorf("region %s does not know region %s; write it into region-peers there", r.region, r.o.Self)
 	case "other":
 		return answer, nil, fmt.Errorf("%w: the store of region %s belongs to region %q; correct region-peers", penstock.ErrInvalid, r.region, value)
+	case "secret":
+		return answer, nil, r.errSecret()
 	case "fence":
 		floor, _ := strconv.ParseUint(value, 10, 64)
 		r.mu.Lock()
@@ -402,7 +410,7 @@ func (r *remote) readAnswer(reply string) (answer Answer, counters []Counter, er
 		r.mu.Unlock()
 		return answer, nil, errDeposed
 	}
-	answer.IsFull = value == "1"
+	answer.IsFull, answer.hasMore = value == "1", value == "0"
 	if answer.Number, err = strconv.ParseUint(word, 10, 64); err != nil {
 		return answer, nil, fmt.Errorf("region %s replied %.40q; expected a number", r.region, reply)
 	}
@@ -414,7 +422,7 @@ func (r *remote) readAnswer(reply string) (answer Answer, counters []Counter, er
 		}
 		text, ok := r.sealer.open(after[:n])
 		if !ok {
-			return answer, nil, fmt.Errorf("%w: region %s has another key-hash-secret; give all regions the same one", penstock.ErrInvalid, r.region)
+			return answer, nil, r.errSecret()
 		}
 		if c, ok := r.decode(text); ok {
 			counters = append(counters, c)
@@ -422,6 +430,10 @@ func (r *remote) readAnswer(reply string) (answer Answer, counters []Counter, er
 		rest = after[n:]
 	}
 	return answer, counters, nil
+}
+
+func (r *remote) errSecret() error {
+	return fmt.Errorf("%w: region %s has another key-hash-secret; give all regions the same one", penstock.ErrInvalid, r.region)
 }
 
 // encode writes a counter as a text: the limit's ID, its numbers, and the key. The numbers tell

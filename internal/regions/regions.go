@@ -177,7 +177,7 @@ func (e *Exchange) Run(ctx context.Context, peers map[string]Peer) {
 					if ctx.Err() == nil {
 						e.o.Exchanged(name, err)
 					}
-					if err == nil && !answer.IsFull {
+					if err == nil && answer.hasMore {
 						continue
 					}
 				}

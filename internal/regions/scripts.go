@@ -42,34 +42,35 @@ end
 // that was deposed has another fence, and records nothing. It replies the fence if the instance is
 // the leader, or 0, and then what is known of each other region.
 //
-// KEYS are the site, and the two sets of each other region. ARGV are: the region, the instance, how
-// long it leads in µs (0: not any longer), the least fence, how long the noted counters count in
+// KEYS are the site, and the two sets of each other region. ARGV are: the region, the instance, the
+// mark of the secret, how long it leads in µs (0: not any longer), the least fence, how long the noted counters count in
 // µs, how many counters a set may have, the region of the merged answer (or ""), the fence, the
 // number of the answer, 1 if it is full, how long ago it was asked for in µs, how long it took in
 // µs, 1 if the instance had to drop counters, the number of other regions, their names, and then the
 // changed counters with their units.
 var syncLua = luagen.CheckRights(readSite + `
-local life, n = tonumber(ARGV[3]), tonumber(ARGV[14])
+local life, n = tonumber(ARGV[4]), tonumber(ARGV[15])
 local changed = not site
-site = site or { region = ARGV[1], leader = '', lease = 0, fence = 0, peers = {} }
+site = site or { region = ARGV[1], leader = '', lease = 0, fence = 0, peers = {}, mark = ARGV[3] }
 if site.region ~= ARGV[1] then return 'other ' .. site.region end
+if site.mark ~= ARGV[3] then return 'secret' end
 local leads = site.leader == ARGV[2] or life > 0 and (site.lease <= now or site.lease > now + life)
 if leads then
-  if site.leader ~= ARGV[2] or site.fence <= tonumber(ARGV[4]) then
-    site.fence = math.max(site.fence, tonumber(ARGV[4]), now) + 1
+  if site.leader ~= ARGV[2] or site.fence <= tonumber(ARGV[5]) then
+    site.fence = math.max(site.fence, tonumber(ARGV[5]), now) + 1
   end
   site.leader, site.lease, changed = life > 0 and ARGV[2] or '', now + life, true
 end
-local merged = site.peers[ARGV[7]]
-if leads and merged and site.fence == tonumber(ARGV[8]) then
-  merged.merged, merged.took = tonumber(ARGV[9]), tonumber(ARGV[12])
-  if ARGV[10] == '1' then
-    merged.asked, merged.counted = math.max(merged.asked, now - tonumber(ARGV[11])), now
+local merged = site.peers[ARGV[8]]
+if leads and merged and site.fence == tonumber(ARGV[9]) then
+  merged.merged, merged.took = tonumber(ARGV[10]), tonumber(ARGV[13])
+  if ARGV[11] == '1' then
+    merged.asked, merged.counted = math.max(merged.asked, now - tonumber(ARGV[12])), now
   end
 end
 local reply = { leads and life > 0 and decimal(site.fence) or '0' }
 for i = 1, n do
-  local name = ARGV[14 + i]
+  local name = ARGV[15 + i]
   local p = site.peers[name]
   if not p then
     p = { merged = 0, asked = 0, counted = now, took = 0, number = 0, visited = 0, fence = 0, which = 0, till = 0, dropped = 0 }
@@ -77,13 +78,13 @@ for i = 1, n do
   end
   local set = KEYS[2 * i + p.which]
   local size = call('ZCARD', set)
-  if ARGV[13] == '1' then p.dropped, changed = now, true end
-  if #ARGV > 14 + n then
-    local flag = size + (#ARGV - 14 - n) / 2 > tonumber(ARGV[6]) and 'XX' or 'CH'
-    for j = 15 + n, #ARGV, 2 do
+  if ARGV[14] == '1' then p.dropped, changed = now, true end
+  if #ARGV > 15 + n then
+    local flag = size + (#ARGV - 15 - n) / 2 > tonumber(ARGV[7]) and 'XX' or 'CH'
+    for j = 16 + n, #ARGV, 2 do
       if not call('ZADD', set, flag, 'INCR', ARGV[j + 1], ARGV[j]) then p.dropped = now end
     end
-    p.till, changed = math.max(p.till, now + tonumber(ARGV[5])), true
+    p.till, changed = math.max(p.till, now + tonumber(ARGV[6])), true
     call('PEXPIRE', set, decimal(math.ceil((p.till - now) / 1000)))
   end
   reply[#reply + 1] = table.concat({ decimal(p.merged), decimal(p.asked > 0 and now - p.asked or -1), decimal(p.visited > 0 and now - p.visited or -1),
@@ -93,30 +94,34 @@ if changed then save() end
 return table.concat(reply, '\n')`)
 
 // askLua is sent by the leader of a region, to the server of another region. It replies the number
-// of the answer, 1 if it is full, and then the counters that have changed, each with its length.
+// of the answer, then 1 if it is full, 0 if other counters have changed too, or 2 if some were
+// dropped, and then the counters that have changed, each with its length.
 //
 // KEYS are the site, and the two sets of the region that asks. ARGV are: the region that is asked,
-// the one that asks, its fence, the number of the last answer that it has merged, how long ago it
-// has asked for the last full one in µs (or -1), how many counters the answer may have, a number
-// for the first answer, and for how long in µs no answer is full after a counter was dropped.
+// the one that asks, the mark of its secret, its fence, the number of the last answer that it has
+// merged, how long ago it has asked for the last full one in µs (or -1), how many counters the
+// answer may have, a number for the first answer, and for how long in µs no answer is full after a
+// counter was dropped.
 var askLua = luagen.CheckRights(readSite + `
 if not site then return 'none' end
 if site.region ~= ARGV[1] then return 'other ' .. site.region end
+if site.mark ~= ARGV[3] then return 'secret' end
 local p = site.peers[ARGV[2]]
 if not p then return 'stranger' end
-local fence, contact, most = tonumber(ARGV[3]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local fence, contact, most = tonumber(ARGV[4]), tonumber(ARGV[6]), tonumber(ARGV[7])
 if fence < p.fence then return 'fence ' .. decimal(p.fence) end
 p.fence = fence
 if contact >= 0 then p.visited = math.max(p.visited, now - contact) end
 local new, sent = KEYS[2 + p.which], KEYS[3 - p.which]
-if p.number ~= tonumber(ARGV[4]) then -- the last answer was lost
+if p.number ~= tonumber(ARGV[5]) then -- the last answer was lost
   local lost = call('ZRANGE', sent, 0, -1, 'WITHSCORES')
   for i = 1, #lost, 2 do call('ZADD', new, 'INCR', lost[i + 1], lost[i]) end
 end
 call('DEL', sent)
 local size = call('ZCARD', new)
-local isfull = size <= most and not (p.dropped > 0 and now - p.dropped < tonumber(ARGV[8]))
+local isfull = p.dropped > 0 and now - p.dropped < tonumber(ARGV[9]) and 2 or 1
 if size > most then -- the others stay what is new
+  isfull = 0
   local others = call('ZRANGE', new, 0, size - most - 1, 'WITHSCORES')
   for i = 1, #others, 2 do call('ZADD', sent, others[i + 1], others[i]) end
   call('ZREMRANGEBYRANK', new, 0, size - most - 1)
@@ -125,9 +130,9 @@ for i = 1, 2 do
   call('PEXPIRE', KEYS[1 + i], decimal(math.max(math.ceil((p.till - now) / 1000), 1)))
 end
 p.which = 1 - p.which
-p.number = (p.number > 0 and p.number or tonumber(ARGV[7])) + 1
+p.number = (p.number > 0 and p.number or tonumber(ARGV[8])) + 1
 save()
-local reply = { decimal(p.number) .. (isfull and ' 1\n' or ' 0\n') }
+local reply = { decimal(p.number) .. ' ' .. isfull .. '\n' }
 for _, counter in ipairs(call('ZRANGE', new, 0, -1)) do
   reply[#reply + 1] = #counter .. '\n' .. counter
 end

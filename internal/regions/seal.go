@@ -5,6 +5,7 @@ import (
 	"crypto/cipher"
 	"crypto/hmac"
 	"crypto/sha256"
+	"encoding/hex"
 )
 
 // A sealer encrypts the keys of counters, so that Redis shows no identity if the stores have a
@@ -13,6 +14,7 @@ import (
 type sealer struct {
 	aead  cipher.AEAD
 	nonce []byte // the key of the HMAC that a nonce is made of
+	mark  string // tells this secret from others; "" without a secret
 }
 
 func newSealer(secret []byte) *sealer {
@@ -32,7 +34,8 @@ func newSealer(secret []byte) *sealer {
 	if err != nil {
 		panic(err) // AES has blocks of 16 bytes
 	}
-	return &sealer{aead, derive("penstock regions nonce")}
+	const markBytes = 8
+	return &sealer{aead, derive("penstock regions nonce"), hex.EncodeToString(derive("penstock regions mark")[:markBytes])}
 }
 
 // seal encrypts a text. Its nonce is an HMAC of the text, so that no two texts have the same one.

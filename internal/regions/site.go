@@ -47,9 +47,10 @@ type Ask struct {
 
 // An Answer has the totals that have changed since the last answer that was merged.
 type Answer struct {
-	Number uint64
-	Totals []Total // those of the busiest counters first
-	IsFull bool    // no other total has changed
+	Number  uint64
+	Totals  []Total // those of the busiest counters first
+	IsFull  bool    // no other total has changed
+	hasMore bool    // others have changed
 }
 
 // A Peer is another region, as far as it can be reached.
@@ -166,7 +167,7 @@ func (s *Site) take(ask Ask) (answer Answer, changes []change, err error) {
 	})
 	v.number++
 	v.sent = changes[:min(len(changes), s.maxTotals)]
-	return Answer{Number: v.number, IsFull: len(v.sent) == len(changes)}, v.sent, nil
+	return Answer{Number: v.number, IsFull: len(v.sent) == len(changes), hasMore: len(v.sent) < len(changes)}, v.sent, nil
 }
 
 // contactAt returns when a region had merged all that this one had granted, as far as it is known.

@@ -157,15 +157,16 @@ func (r *Report) addUnenforced(matching, applied []*policy.Rule) {
 // by this number of instances.
 func BoundsOf(rules *policy.Rules, limit *penstock.Plan, instances int, setup regions.Setup) (all []Bound) {
 	options := guard.Options{Limits: rules.Settings, Instances: instances}
-	for _, b := range options.Bounds(limit) {
+	bounds := options.Bounds(limit)
+	if over, text := setup.Bound(limit); text != "" {
+		bounds = slices.Insert(bounds, 1, guard.Bound{When: "all regions", Over: over, Text: text})
+	}
+	for _, b := range bounds {
 		bound := Bound{When: b.When, Text: b.Text}
 		if b.MaxExcess != guard.Unbounded {
 			bound.Over = &b.MaxExcess
 		}
 		all = append(all, bound)
-	}
-	if over, text := setup.Bound(limit); text != "" {
-		all = slices.Insert(all, 1, Bound{When: "all regions", Over: &over, Text: text})
 	}
 	return all
 }
