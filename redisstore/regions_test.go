@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -318,5 +319,80 @@ func TestMixedUpRegionsAreNamed(t *testing.T) {
 			t.Errorf("%s: the region is in contact: %+v", name, s)
 		}
 		i.Close()
+	}
+}
+
+// A region's site answers with the busiest counters first, until the other region has merged all.
+func TestSitesAnswerWithAllThatChanged(t *testing.T) {
+	server := redistest.Start(t)
+	store, err := redisstore.Open(server.URL(), redisstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	names := []string{"regions", "regions.us.0", "regions.us.1"}
+	eval := func(script string, args ...string) []string {
+		t.Helper()
+		reply, err := store.Eval(t.Context(), script, names, args...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Split(reply, "\n")
+	}
+	most := 100
+	note := func(counters ...string) []string {
+		t.Helper()
+		args := []string{"eu", "instance", "", "1000000", "0", "60000000", fmt.Sprint(most), "", "0", "0", "0", "0", "0", "0", "1", "us"}
+		return eval(regions.Scripts[0], append(args, counters...)...)
+	}
+	ask := func(fence, merged string) (number, answer string) {
+		t.Helper()
+		lines := eval(regions.Scripts[1], "eu", "us", "", fence, merged, "-1", "2", "100", "3600000000")
+		number, full, _ := strings.Cut(lines[0], " ")
+		var counters []string
+		for i := 1; i < len(lines)-1; i++ {
+			counters = append(counters, lines[i+1][:1])
+		}
+		slices.Sort(counters)
+		return number, strings.TrimSpace(full + " " + strings.Join(counters, ""))
+	}
+	expect := func(got, want string) {
+		t.Helper()
+		if got != want {
+			t.Errorf("the answer is %q; want %q", got, want)
+		}
+	}
+	note("a", "1", "b", "5", "c", "3", "d", "4")
+	note("e", "1", "a", "1")
+	first, answer := ask("5", "0")
+	expect(answer, "0 bd")
+	second, answer := ask("5", "7") // the first was lost
+	expect(answer, "0 bd")
+	if second == first {
+		t.Errorf("two answers have the number %s", first)
+	}
+	note("b", "1")
+	third, answer := ask("5", second)
+	expect(answer, "0 ac")
+	fourth, answer := ask("5", third)
+	expect(answer, "1 be")
+	if number, answer := ask("4", fourth); number != "fence" || answer != "5" {
+		t.Errorf("an older leader gets %q, %q; want that there is a fence of 5", number, answer)
+	}
+	last, answer := ask("6", fourth)
+	expect(answer, "1")
+	most = 2
+	if lines := note("a", "1", "b", "1"); !strings.HasSuffix(lines[1], " -1") {
+		t.Errorf("the site is %q; want that no counter was dropped", lines)
+	}
+	if lines := note("b", "9", "c", "1"); strings.HasSuffix(lines[1], " -1") {
+		t.Errorf("the site is %q; want that a counter was dropped", lines)
+	}
+	_, answer = ask("6", last)
+	expect(answer, "2 ab")
+	for _, key := range names {
+		if ttl, err := server.Do("PTTL", "ps1{%@}"+key); err != nil || ttl.(int64) == -1 || ttl.(int64) > 86_400_000 {
+			t.Errorf("key %s lives for %v, %v; want at most a day", key, ttl, err)
+		}
 	}
 }
