@@ -27,10 +27,11 @@ func newDoctor(algorithms []*algorithm.Algorithm) *cobra.Command {
 		Use:   "doctor [flags]",
 		Short: "Find what is wrong with Redis or Valkey",
 		Long: "doctor examines the servers of the store: whether they can be reached and make decisions, the user's rights, eviction and\n" +
-			"memory, latency, slow commands, clocks, persistence, replication, the Cluster or the Sentinels, keys and instances. For each problem it\n" +
-			"shows the consequence, and what to do. It reads the same flags, variables and file as serve. Run it with the URL of serve,\n" +
-			"so that it checks the rights of that user. If a right is missing, it names the right and goes on; penstock acl --role doctor\n" +
-			"prints a user that has all rights for it. It only reads, except for one probe key on each primary, which expires in seconds.\n\n" +
+			"memory, latency, slow commands, clocks, persistence, replication, the Cluster or the Sentinels, keys, instances and other\n" +
+			"regions. For each problem it shows the consequence, and what to do. It reads the same flags, variables and file as serve.\n" +
+			"Run it with the URL of serve, so that it checks the rights of that user. If a right is missing, it names the right and\n" +
+			"goes on; penstock acl --role doctor prints a user that has all rights for it. It only reads, except for one probe key on\n" +
+			"each primary, which expires in seconds.\n\n" +
 			"Exit status: 0 no problem, 6 a problem (with --strict also a warning, or a check that could not run), 5 no server\n" +
 			"answers, 4 the configuration is wrong, 2 the command line is wrong.",
 		Example: "  penstock doctor --store redis://localhost:6379\n  penstock doctor --config rules.yaml --strict -o json",
@@ -39,12 +40,12 @@ func newDoctor(algorithms []*algorithm.Algorithm) *cobra.Command {
 			if err := checkOutput(output, "text", "json"); err != nil {
 				return err
 			}
-			s, p, err := given.load(c, "store-timeout")
+			s, p, err := given.load(c, "store-timeout", "region", "region-peers")
 			if err != nil {
 				return err
 			}
 			o := doctor.Options{URL: s.Store, Name: s.StoreName(), Keys: redisstore.Options{Prefix: s.Prefix, Secret: s.KeyHashSecret}, StoreTimeout: s.StoreTimeout,
-				ReadInstance: readInstance}
+				ReadInstance: readInstance, Region: s.Region, Peers: s.RegionPeers}
 			if p != nil {
 				defer p.Close()
 				o.Digest = p.Digest
@@ -74,7 +75,7 @@ func newDoctor(algorithms []*algorithm.Algorithm) *cobra.Command {
 			return nil
 		},
 	}
-	given.add(c, "store-timeout")
+	given.add(c, "store-timeout", "region", "region-peers")
 	instance.add(c, "admin address of an instance, which is asked how the store works for it")
 	c.Flags().BoolVar(&isStrict, "strict", false, "treat warnings, and checks that could not run, as problems")
 	c.Flags().StringVarP(&output, "output", "o", "text", "output format: text or json")

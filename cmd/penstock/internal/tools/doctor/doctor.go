@@ -22,6 +22,8 @@ type Options struct {
 	Keys         redisstore.Options // prefix and secret, as for serve
 	StoreTimeout time.Duration      // how long a decision of serve may take; default 250 ms
 	Digest       string             // of the policy that the instances should have; "" if it is not known
+	Region       string             // of the store; "" if there is only one
+	Peers        map[string]string  // URLs of the other regions' stores, by name
 
 	// ReadInstance reads the summary of an instance. Default: instances are only counted.
 	ReadInstance func(summary string) (Instance, error)
@@ -70,7 +72,7 @@ type Check struct {
 
 // Names are the names of the checks, in the order of the report.
 var Names = []string{"reach", "version", "rights", "decisions", "latency", "slowlog", "eviction", "memory", "clock", "persistence", "replication",
-	"topology", "scripts", "connections", "keys", "tenants", "instances"}
+	"topology", "scripts", "connections", "keys", "tenants", "instances", "regions"}
 
 const (
 	commandTimeout = 5 * time.Second
@@ -161,6 +163,7 @@ func (d *doctor) examine(ctx context.Context) {
 		defer store.Close()
 		d.checkDecisions(ctx, store)
 		d.checkInstances(ctx, store)
+		d.checkRegions(ctx, store)
 	}
 	for _, s := range d.primaries {
 		d.checkKeys(ctx, s)
