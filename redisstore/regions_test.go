@@ -362,8 +362,8 @@ func TestSitesAnswerWithAllThatChanged(t *testing.T) {
 			t.Errorf("the answer is %q; want %q", got, want)
 		}
 	}
-	note("a", "1", "b", "5", "c", "3", "d", "4")
-	note("e", "1", "a", "1")
+	note("2", "a", "5", "b", "3", "c", "4", "d")
+	note("1", "e", "1", "a")
 	first, answer := ask("5", "0")
 	expect(answer, "0 bd")
 	second, answer := ask("5", "7") // the first was lost
@@ -371,7 +371,7 @@ func TestSitesAnswerWithAllThatChanged(t *testing.T) {
 	if second == first {
 		t.Errorf("two answers have the number %s", first)
 	}
-	note("b", "1")
+	note("1", "b")
 	third, answer := ask("5", second)
 	expect(answer, "0 ac")
 	fourth, answer := ask("5", third)
@@ -382,10 +382,10 @@ func TestSitesAnswerWithAllThatChanged(t *testing.T) {
 	last, answer := ask("6", fourth)
 	expect(answer, "1")
 	most = 2
-	if lines := note("a", "1", "b", "1"); !strings.HasSuffix(lines[1], " -1") {
+	if lines := note("1", "a", "1", "b"); !strings.HasSuffix(lines[1], " -1") {
 		t.Errorf("the site is %q; want that no counter was dropped", lines)
 	}
-	if lines := note("b", "9", "c", "1"); strings.HasSuffix(lines[1], " -1") {
+	if lines := note("9", "b", "1", "c"); strings.HasSuffix(lines[1], " -1") {
 		t.Errorf("the site is %q; want that a counter was dropped", lines)
 	}
 	_, answer = ask("6", last)

@@ -94,7 +94,7 @@ func TestWhatIsGrantedIsWrittenWhenTheServerWorks(t *testing.T) {
 				return "", errors.New("down")
 			}
 			if len(args) > 16 {
-				units = append(units, args[17])
+				units = append(units, args[16])
 			}
 			return "0\n0 -1 -1 0 0 0 -1", nil
 		})

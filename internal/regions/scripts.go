@@ -11,7 +11,7 @@ var Scripts = []string{syncLua, askLua}
 //   - The site, a string: the name of the region, who asks the others (the leader), and what is
 //     known of each other region.
 //   - Two sorted sets for each other region, of the counters that have changed, by the units that
-//     were granted. One set is the last answer, the other is what has changed since. A region that
+//     one instance has granted between two syncs. One set is the last answer, the other is what has changed since. A region that
 //     has merged the answer says so with its next question. Then the first set is deleted, and the
 //     two change their places.
 //
@@ -47,7 +47,7 @@ end
 // µs, how many counters a set may have, the region of the merged answer (or ""), the fence, the
 // number of the answer, 1 if it is full, how long ago it was asked for in µs, how long it took in
 // µs, 1 if the instance had to drop counters, the number of other regions, their names, and then the
-// changed counters with their units.
+// units and the name of each changed counter.
 var syncLua = luagen.CheckRights(readSite + `
 local life, n = tonumber(ARGV[4]), tonumber(ARGV[15])
 local changed = not site
@@ -80,10 +80,11 @@ for i = 1, n do
   local size = call('ZCARD', set)
   if ARGV[14] == '1' then p.dropped, changed = now, true end
   if #ARGV > 15 + n then
-    local flag = size + (#ARGV - 15 - n) / 2 > tonumber(ARGV[7]) and 'XX' or 'CH'
-    for j = 16 + n, #ARGV, 2 do
-      if not call('ZADD', set, flag, 'INCR', ARGV[j + 1], ARGV[j]) then p.dropped = now end
+    local flag = 'CH'
+    if size + (#ARGV - 15 - n) / 2 > tonumber(ARGV[7]) then -- only those that it has
+      flag, p.dropped = 'XX', now
     end
+    call('ZADD', set, 'GT', flag, unpack(ARGV, 16 + n))
     p.till, changed = math.max(p.till, now + tonumber(ARGV[6])), true
     call('PEXPIRE', set, decimal(math.ceil((p.till - now) / 1000)))
   end
@@ -103,6 +104,15 @@ return table.concat(reply, '\n')`)
 // answer may have, a number for the first answer, and for how long in µs no answer is full after a
 // counter was dropped.
 var askLua = luagen.CheckRights(readSite + `
+local function add(set, counters) -- as ZRANGE replies them
+  for first = 1, #counters, 2000 do
+    local part = {}
+    for i = first, math.min(first + 1998, #counters), 2 do
+      part[#part + 1], part[#part + 2] = counters[i + 1], counters[i]
+    end
+    call('ZADD', set, 'GT', unpack(part))
+  end
+end
 if not site then return 'none' end
 if site.region ~= ARGV[1] then return 'other ' .. site.region end
 if site.mark ~= ARGV[3] then return 'secret' end
@@ -115,7 +125,7 @@ if contact >= 0 then p.visited = math.max(p.visited, now - contact) end
 local new, sent = KEYS[2 + p.which], KEYS[3 - p.which]
 if p.number ~= tonumber(ARGV[5]) then -- the last answer was lost
   local lost = call('ZRANGE', sent, 0, -1, 'WITHSCORES')
-  for i = 1, #lost, 2 do call('ZADD', new, 'INCR', lost[i + 1], lost[i]) end
+  add(new, lost)
 end
 call('DEL', sent)
 local size = call('ZCARD', new)
@@ -123,7 +133,7 @@ local isfull = p.dropped > 0 and now - p.dropped < tonumber(ARGV[9]) and 2 or 1
 if size > most then -- the others stay what is new
   isfull = 0
   local others = call('ZRANGE', new, 0, size - most - 1, 'WITHSCORES')
-  for i = 1, #others, 2 do call('ZADD', sent, others[i + 1], others[i]) end
+  add(sent, others)
   call('ZREMRANGEBYRANK', new, 0, size - most - 1)
 end
 for i = 1, 2 do
