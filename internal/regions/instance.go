@@ -318,7 +318,7 @@ func (i *Instance) read(reply string, sent time.Time, life time.Duration) error 
 		return fmt.Errorf("%w: the store belongs to region %q, and this instance is of region %q; give each region its own store", penstock.ErrInvalid, other, i.o.Self)
 	}
 	if reply == "secret" {
-		return fmt.Errorf("%w: other instances of region %s have another key-hash-secret; give all the same one", penstock.ErrInvalid, i.o.Self)
+		return fmt.Errorf("%w: other instances of region %s have another key-hash-secret; give each the same one", penstock.ErrInvalid, i.o.Self)
 	}
 	lines := strings.Split(reply, "\n")
 	if len(lines) != 1+len(i.o.Peers) {

@@ -13,16 +13,21 @@ type Look struct {
 	Region string   // the name that its instances have; "" if none has used it
 	Peers  []string // the other regions that they know
 	Mark   string   // tells their secret from others
+
+	// Delay is how long a message to the farthest region takes, by the last answers. 0: not known.
+	Delay time.Duration
 }
 
-// lookLua replies the time, and what the site says, in four lines. It only reads.
+// lookLua replies the time, and what the site says, in five lines. It only reads.
 const lookLua = `#!lua flags=no-writes
 local time = redis.call('TIME')
 local site = redis.call('GET', KEYS[1])
 site = site and cmsgpack.unpack(site) or { region = '', mark = '', peers = {} }
-local peers = {}
-for name in pairs(site.peers) do peers[#peers + 1] = name end
-return time[1] .. ' ' .. time[2] .. '\n' .. site.region .. '\n' .. site.mark .. '\n' .. table.concat(peers, ' ')`
+local peers, took = {}, 0
+for name, p in pairs(site.peers) do
+  peers[#peers + 1], took = name, math.max(took, p.took)
+end
+return time[1] .. ' ' .. time[2] .. '\n' .. site.region .. '\n' .. site.mark .. '\n' .. table.concat(peers, ' ') .. '\n' .. string.format('%.0f', took)`
 
 // LookAt reads what a region's Redis shows.
 func LookAt(ctx context.Context, s Server) (l Look, err error) {
@@ -31,14 +36,17 @@ func LookAt(ctx context.Context, s Server) (l Look, err error) {
 		return l, err
 	}
 	lines := strings.Split(reply, "\n")
-	var seconds, micros int64
-	if len(lines) == 4 {
-		_, err = fmt.Sscan(lines[0], &seconds, &micros)
+	var seconds, micros, took int64
+	if len(lines) == 5 {
+		_, err = fmt.Sscan(lines[0]+" "+lines[4], &seconds, &micros, &took)
 	}
-	if len(lines) != 4 || err != nil {
-		return l, fmt.Errorf("the script of regions replied %.40q; expected four lines", reply)
+	if len(lines) != 5 || err != nil {
+		return l, fmt.Errorf("the script of regions replied %.40q; expected five lines", reply)
 	}
-	return Look{Clock: time.Unix(seconds, micros*1000), Region: lines[1], Mark: lines[2], Peers: strings.Fields(lines[3])}, nil
+	return Look{
+		Clock: time.Unix(seconds, micros*1000), Region: lines[1], Mark: lines[2], Peers: strings.Fields(lines[3]),
+		Delay: time.Duration(took) * time.Microsecond / messages,
+	}, nil
 }
 
 // MarkOf returns the Mark of instances whose stores have this secret.

@@ -11,9 +11,9 @@ var Scripts = []string{syncLua, askLua}
 //   - The site, a string: the name of the region, who asks the others (the leader), and what is
 //     known of each other region.
 //   - Two sorted sets for each other region, of the counters that have changed, by the units that
-//     one instance has granted between two syncs. One set is the last answer, the other is what has changed since. A region that
-//     has merged the answer says so with its next question. Then the first set is deleted, and the
-//     two change their places.
+//     one instance has granted between two syncs. One set is the last answer, the other is what has
+//     changed since. A region that has merged the answer says so with its next question. Then the
+//     first set is deleted, and the two change their places.
 //
 // Times are those of the region's Redis, in µs. Between regions, only durations are exchanged. A
 // time after now is of a clock that was set back, and is not trusted.
@@ -43,11 +43,11 @@ end
 // the leader, or 0, and then what is known of each other region.
 //
 // KEYS are the site, and the two sets of each other region. ARGV are: the region, the instance, the
-// mark of the secret, how long it leads in µs (0: not any longer), the least fence, how long the noted counters count in
-// µs, how many counters a set may have, the region of the merged answer (or ""), the fence, the
-// number of the answer, 1 if it is full, how long ago it was asked for in µs, how long it took in
-// µs, 1 if the instance had to drop counters, the number of other regions, their names, and then the
-// units and the name of each changed counter.
+// mark of the secret, how long it leads in µs (0: not any longer), the least fence, how long the
+// noted counters count in µs, how many counters a set may have, the region of the merged answer (or
+// ""), the fence, the number of the answer, 1 if it is full, how long ago it was asked for in µs,
+// how long it took in µs, 1 if the instance had to drop counters, the number of other regions,
+// their names, and then the units and the name of each changed counter.
 var syncLua = luagen.CheckRights(readSite + `
 local life, n = tonumber(ARGV[4]), tonumber(ARGV[15])
 local changed = not site

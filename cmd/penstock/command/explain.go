@@ -17,6 +17,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/demopolicy"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/regions"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"
 	"github.com/penstock/penstock/redisstore"
@@ -95,7 +96,13 @@ func (e *explainCommand) run(c *cobra.Command, target string) error {
 			instances = max(instances, n)
 		}
 	}
-	report, charges, err := explain.Explain(rules, request, descriptor, options, instances, s.Regions())
+	setup := s.Regions()
+	if store != nil && setup.Count > 1 {
+		if look, err := regions.LookAt(ctx, store); err == nil {
+			setup.Delay = cmp.Or(look.Delay, setup.Delay)
+		}
+	}
+	report, charges, err := explain.Explain(rules, request, descriptor, options, instances, setup)
 	if err != nil {
 		return withStatus(exitUsage, err)
 	}

@@ -116,21 +116,23 @@ func writeCertificate(t *testing.T) (cert, key string) {
 }
 
 // scrape reads the metrics of a process. It waits until they have all series about its Redis, of
-// which the counts of keys come last.
+// which the counts of keys come last, and about another region.
 func scrape(t *testing.T, p *process) string {
 	t.Helper()
 	var page string
 	eventually.True(t, "the series rate_limiter_store_rule_keys", func() bool {
 		page = mustGet(t, "http://"+p.admin+"/metrics")
-		return strings.Contains(page, "\nrate_limiter_store_rule_keys{")
+		return strings.Contains(page, "\nrate_limiter_store_rule_keys{") && strings.Contains(page, "\nrate_limiter_region_lag_seconds{")
 	})
 	return page
 }
 
 func TestOperationsPageHasTheMetricsThatAreServed(t *testing.T) {
 	cert, key := writeCertificate(t)
+	eu, us := redistest.Start(t).URL(), redistest.Start(t).URL()
+	startProcess(t, "--store="+us, "--region=us", "--region-peers=eu="+eu)
 	// A service without these flags has fewer series.
-	p := startProcess(t, "--caller-tls-cert="+cert, "--caller-tls-key="+key, "--admin-listen=127.0.0.1:0", "--api=127.0.0.1:0", "--grpc=127.0.0.1:0", "--resp=127.0.0.1:0", "--store="+redistest.Start(t).URL())
+	p := startProcess(t, "--region=eu", "--region-peers=us="+us, "--caller-tls-cert="+cert, "--caller-tls-key="+key, "--admin-listen=127.0.0.1:0", "--api=127.0.0.1:0", "--grpc=127.0.0.1:0", "--resp=127.0.0.1:0", "--store="+eu)
 	limited, err := http.Get("http://" + p.listen + "/api/fares/estimate") // a rule has a histogram once it has traffic
 	if err != nil {
 		t.Fatal(err)

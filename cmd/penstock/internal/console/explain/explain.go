@@ -82,8 +82,8 @@ type Bound struct {
 }
 
 // Explain explains a request. descriptor has the entries of a call of Envoy, or is empty. keys has
-// the prefix and the secret of the store. The bounds are for this number of instances, and for these regions. Explain also
-// returns the charges of the Report, for CheckCost and Peek.
+// the prefix and the secret of the store. The bounds are for this number of instances, and for
+// these regions. Explain also returns the charges of the Report, for CheckCost and Peek.
 func Explain(rules *policy.Rules, r *http.Request, descriptor map[string][]string, keys redisstore.Options, instances int, setup regions.Setup) (*Report, []penstock.Charge, error) {
 	attributes, err := httplimit.AttributesOf(rules, r, descriptor)
 	if err != nil {

@@ -69,8 +69,8 @@ func (r *regionExchange) use(plans []*penstock.Plan) {
 	}
 }
 
-// start starts the exchange. Before that, the limits must be known, because totals of others are not
-// merged.
+// start starts the exchange. Before that, the limits must be known, because totals of other limits
+// are not merged.
 func (r *regionExchange) start() {
 	if r.Instance != nil {
 		r.Start()

@@ -227,8 +227,8 @@ func (r *regionTest) left(region string, total *penstock.Plan) int64 {
 	return d.Remaining()
 }
 
-// TestThreeRegions has three regions with three times the load of one limit, 80 ms apart. One is cut
-// off and comes back, the leader of one dies, and one loses its data.
+// TestThreeRegions has three regions, 80 ms apart, with three times the load of one limit. One is
+// cut off and comes back, the leader of one stops, and one loses its data.
 func TestThreeRegions(t *testing.T) {
 	r := startRegions(t, `
 rules:

@@ -83,7 +83,7 @@ func (s *Settings) rows() []Row {
 			Help: "the other regions and the URLs of their stores, such as us=rediss://limiter:password@redis.us:6379,ap=rediss://…; without them, " +
 				"this region has limits with across alone. All regions need the same policy, prefix and key-hash-secret"},
 		{Name: "region-interval", Default: "1s", Form: duration(&s.RegionInterval, mustNotBeZero, "1m"),
-			Help: "how often each other region is asked for what it has granted; a region that is not heard for three intervals has its share of the limits"},
+			Help: "how often each other region is asked for what it has granted; without an answer for three intervals, each side has its share of the limits"},
 		{Name: "region-delay", Default: "100ms", Form: duration(&s.RegionDelay, canBeZero, "10s"),
 			Help: "how long a message to the farthest region takes at most; it is used only for the bounds that are printed, until the delay is measured"},
 
