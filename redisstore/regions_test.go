@@ -114,7 +114,7 @@ type regionInstance struct {
 const regionEvery = 200 * time.Millisecond
 
 // startInstance starts an instance of the region self. servers are those of all regions.
-func startInstance(t *testing.T, self string, servers map[string]*redistest.Server, plans ...*penstock.Plan) *regionInstance {
+func startInstance(t *testing.T, self string, servers map[string]string, plans ...*penstock.Plan) *regionInstance {
 	t.Helper()
 	i := newRegionInstance(t, regions.Options{Self: self}, servers, regionSecret)
 	i.Use(plans)
@@ -124,10 +124,10 @@ func startInstance(t *testing.T, self string, servers map[string]*redistest.Serv
 
 const regionSecret = "of all regions"
 
-func newRegionInstance(t *testing.T, o regions.Options, servers map[string]*redistest.Server, secret string) *regionInstance {
+func newRegionInstance(t *testing.T, o regions.Options, servers map[string]string, secret string) *regionInstance {
 	t.Helper()
-	open := func(server *redistest.Server) *mortalStore {
-		store, err := redisstore.Open(server.URL(), redisstore.Options{Secret: []byte(secret)})
+	open := func(url string) *mortalStore {
+		store, err := redisstore.Open(url, redisstore.Options{Secret: []byte(secret)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -189,7 +189,8 @@ func (i *regionInstance) awaitLeft(t *testing.T, p *penstock.Plan, key string, w
 // Instances of two regions keep what they know in Redis. So all instances of a region decide alike,
 // another instance leads if the leader dies, and a region without its data learns from the other.
 func TestInstancesOfRegionsOnRedis(t *testing.T) {
-	servers := map[string]*redistest.Server{"eu": redistest.Start(t), "us": redistest.Start(t)}
+	eu, wiped := redistest.Start(t), redistest.Start(t)
+	servers := map[string]string{"eu": eu.URL(), "us": wiped.URL()}
 	limit, err := penstock.ParseRate("100/30day")
 	if err != nil {
 		t.Fatal(err)
@@ -217,7 +218,7 @@ func TestInstancesOfRegionsOnRedis(t *testing.T) {
 	us.spend(t, p, "k", 5)
 	eu2.awaitLeft(t, p, "k", 35)
 
-	if _, err := servers["us"].Do("FLUSHALL"); err != nil {
+	if _, err := wiped.Do("FLUSHALL"); err != nil {
 		t.Fatal(err)
 	}
 	eu2.awaitLeft(t, p, "new", 100) // in contact again
@@ -225,12 +226,12 @@ func TestInstancesOfRegionsOnRedis(t *testing.T) {
 	us.awaitLeft(t, p, "k", 100-30-10-1)
 	us.spend(t, p, "k", 7)
 	eu2.awaitLeft(t, p, "k", 35-1-7)
-	keys, err := servers["eu"].Do("KEYS", "*")
+	keys, err := eu.Do("KEYS", "*")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, key := range keys.([]any) {
-		if ttl, err := servers["eu"].Do("PTTL", fmt.Sprint(key)); err != nil || ttl.(int64) <= 0 {
+		if ttl, err := eu.Do("PTTL", fmt.Sprint(key)); err != nil || ttl.(int64) <= 0 {
 			t.Errorf("key %v lives for %v, %v; want a TTL", key, ttl, err)
 		}
 	}
@@ -239,7 +240,7 @@ func TestInstancesOfRegionsOnRedis(t *testing.T) {
 // Replies that are lost, and answers that have not all counters, delay what others know, and change
 // nothing else.
 func TestRegionsWithLostRepliesAndSmallAnswers(t *testing.T) {
-	servers := map[string]*redistest.Server{"eu": redistest.Start(t), "us": redistest.Start(t)}
+	servers := map[string]string{"eu": redistest.Start(t).URL(), "us": redistest.Start(t).URL()}
 	p := penstock.Per(1000, 30*24*time.Hour).With(algorithm.Across(penstock.TokenBucket)).MustCompile()
 	all := make(map[string]*regionInstance)
 	for name := range servers {
@@ -272,7 +273,7 @@ func TestRegionsWithLostRepliesAndSmallAnswers(t *testing.T) {
 
 // An instance that does not lead records no answer. So a leader that was deposed cannot.
 func TestOnlyTheLeaderRecordsAnswers(t *testing.T) {
-	servers := map[string]*redistest.Server{"eu": redistest.Start(t), "us": redistest.Start(t)}
+	servers := map[string]string{"eu": redistest.Start(t).URL(), "us": redistest.Start(t).URL()}
 	eu1 := startInstance(t, "eu", servers)
 	us := startInstance(t, "us", servers)
 	eventually.True(t, "eu and us are in contact", func() bool { return eu1.Statuses()[0].IsInContact && us.Statuses()[0].IsInContact })
@@ -291,21 +292,21 @@ func TestOnlyTheLeaderRecordsAnswers(t *testing.T) {
 
 // Servers and secrets that are mixed up are named, and no region is in contact.
 func TestMixedUpRegionsAreNamed(t *testing.T) {
-	eu, us := redistest.Start(t), redistest.Start(t)
-	startInstance(t, "eu", map[string]*redistest.Server{"eu": eu, "us": us})
-	startInstance(t, "us", map[string]*redistest.Server{"eu": eu, "us": us})
+	eu, us := redistest.Start(t).URL(), redistest.Start(t).URL()
+	startInstance(t, "eu", map[string]string{"eu": eu, "us": us})
+	startInstance(t, "us", map[string]string{"eu": eu, "us": us})
 	for name, c := range map[string]struct {
 		self    string
-		servers map[string]*redistest.Server
+		servers map[string]string
 		secret  string
 		want    string
 	}{
-		"the store of another region": {"ap", map[string]*redistest.Server{"ap": eu, "us": us}, regionSecret, `the store belongs to region "eu"`},
-		"a peer's store":              {"ap", map[string]*redistest.Server{"ap": redistest.Start(t), "us": eu}, regionSecret, `the store of region us belongs to region "eu"`},
-		"not known there":             {"ap", map[string]*redistest.Server{"ap": redistest.Start(t), "us": us}, regionSecret, "region us does not know region ap"},
-		"no instance there":           {"ap", map[string]*redistest.Server{"ap": redistest.Start(t), "us": redistest.Start(t)}, regionSecret, "no instance of region us has used its store yet"},
-		"another secret there":        {"ap", map[string]*redistest.Server{"ap": redistest.Start(t), "us": us}, "another", "region us has another key-hash-secret"},
-		"another secret here":         {"eu", map[string]*redistest.Server{"eu": eu, "us": us}, "another", "other instances of region eu have another key-hash-secret"},
+		"the store of another region": {"ap", map[string]string{"ap": eu, "us": us}, regionSecret, `the store belongs to region "eu"`},
+		"a peer's store":              {"ap", map[string]string{"ap": redistest.Start(t).URL(), "us": eu}, regionSecret, `the store of region us belongs to region "eu"`},
+		"not known there":             {"ap", map[string]string{"ap": redistest.Start(t).URL(), "us": us}, regionSecret, "region us does not know region ap"},
+		"no instance there":           {"ap", map[string]string{"ap": redistest.Start(t).URL(), "us": redistest.Start(t).URL()}, regionSecret, "no instance of region us has used its store yet"},
+		"another secret there":        {"ap", map[string]string{"ap": redistest.Start(t).URL(), "us": us}, "another", "region us has another key-hash-secret"},
+		"another secret here":         {"eu", map[string]string{"eu": eu, "us": us}, "another", "other instances of region eu have another key-hash-secret"},
 	} {
 		i := newRegionInstance(t, regions.Options{Self: c.self}, c.servers, c.secret)
 		i.Start()
@@ -394,5 +395,23 @@ func TestSitesAnswerWithAllThatChanged(t *testing.T) {
 		if ttl, err := server.Do("PTTL", "ps1{%@}"+key); err != nil || ttl.(int64) == -1 || ttl.(int64) > 86_400_000 {
 			t.Errorf("key %s lives for %v, %v; want at most a day", key, ttl, err)
 		}
+	}
+}
+
+// A region on a Cluster exchanges with one on a single server.
+func TestRegionsOnAClusterAndAServer(t *testing.T) {
+	cluster := redistest.StartCluster(t)
+	servers := map[string]string{"eu": "redis://" + strings.Join(cluster.Addrs()[:1], ","), "us": redistest.Start(t).URL()}
+	p := penstock.Per(100, 30*24*time.Hour).With(algorithm.Across(penstock.TokenBucket)).MustCompile()
+	eu, us := startInstance(t, "eu", servers, p), startInstance(t, "us", servers, p)
+	eu.awaitLeft(t, p, "new", 100)
+	us.awaitLeft(t, p, "new", 100)
+	for n := range 20 {
+		eu.spend(t, p, fmt.Sprint(n), 3)
+		us.spend(t, p, fmt.Sprint(n), 4)
+	}
+	for n := range 20 {
+		eu.awaitLeft(t, p, fmt.Sprint(n), 93)
+		us.awaitLeft(t, p, fmt.Sprint(n), 93)
 	}
 }

@@ -27,7 +27,7 @@ func (s Setup) Bound(plan *penstock.Plan) (over int64, text string) {
 	case isAcross:
 		usual, most := Options{Every: s.Every}.RedisLag(s.Delay)
 		usually, over := Unmerged(plan, usual)*others, Unmerged(plan, most)*others
-		return over, fmt.Sprintf("%d more than the limit in %d regions together, or %d when links fail: what the others grant within %s, or %s, if a message takes %s",
+		return over, fmt.Sprintf("%d units more than the limit in %d regions together, or %d when links fail: what the others grant within %s, or %s, if a message takes %s",
 			usually, s.Count, over, wording.Period(usual), wording.Period(most), wording.Period(s.Delay))
 	case s.Count < 2:
 		return 0, ""

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/regions"
 	"github.com/penstock/penstock/policy"
 )
 
@@ -156,7 +157,11 @@ func readsMorePaths(old, next policy.Paths) bool {
 // algorithmOf returns the algorithm of a limit. It returns "" for new_identities, which has no
 // choice of one.
 func algorithmOf(rules *policy.Rules, rule, limit string) string {
-	if l := rules.Limit(rule, limit); l != nil {
+	l := rules.Limit(rule, limit)
+	switch {
+	case l != nil && regions.IsAcross(l.Variants[0]):
+		return l.Algorithm + " across regions"
+	case l != nil:
 		return l.Algorithm
 	}
 	return ""

@@ -94,6 +94,7 @@ func TestReloadNamesWhatIsEnforcedInAnotherWay(t *testing.T) {
 		{"[free, pro]", "[free, pro, gold]", ""},
 		{"X-Plan", "X-Tier", "narrower match of rule b"},
 		{"{rate: 99/h}", "{rate: 99/h, algorithm: fixed-window}", "new algorithm of limit a.hour"},
+		{"{rate: 99/h}", "{rate: 99/h, across: exchange}", "new algorithm of limit a.hour"},
 		{"{rate: 99/h}", "{rate: 98/h, shadow: true, algorithm: fixed-window}", "now a shadow: limit a.hour"},
 		{"path: [/a, /x], method: GET}, per: global, limits: [{rate: 9/s}", "path: /**}, per: global, limits: [{rate: 9/s, algorithm: fixed-window}", "new algorithm of limit a.second"},
 		{"{name: b, match: {host", "{name: c, match: {path: /free}, unlimited: true}, {name: b, match: {host", "new unlimited rule c"},

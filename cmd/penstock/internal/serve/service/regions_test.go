@@ -137,6 +137,7 @@ func (r *regionTest) flags(region string) map[string]string {
 }
 
 func startRegions(t *testing.T, policy string) *regionTest {
+	t.Cleanup(func() { awaitNoGoroutines(t) })
 	r := &regionTest{T: t, policy: policy, servers: make(map[string]*redistest.Server), relays: make(map[string]map[string]*relay), services: make(map[string]*testService), reader: make(map[string]*redisstore.Store)}
 	for _, name := range regionNames {
 		r.servers[name], r.relays[name] = redistest.Start(t), make(map[string]*relay)
@@ -245,7 +246,7 @@ rules:
 	limit = limit.With(algorithm.Across(penstock.TokenBucket))
 	limit.Name, limit.Group = "total", "all"
 	total := limit.MustCompile()
-	if explained := r.services["eu"].mustGet("http://"+r.services["eu"].Admin+"/api/v1/rules", 200); !strings.Contains(explained, "more than the limit in 3 regions together") {
+	if explained := r.services["eu"].mustGet("http://"+r.services["eu"].Admin+"/api/v1/rules", 200); !strings.Contains(explained, "units more than the limit in 3 regions together") {
 		t.Errorf("the admin API does not print the bound of all regions: %s", explained)
 	}
 	r.awaitContact("", true)
