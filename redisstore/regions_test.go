@@ -348,8 +348,9 @@ func TestSitesAnswerWithAllThatChanged(t *testing.T) {
 	}
 	ask := func(fence, merged string) (number, answer string) {
 		t.Helper()
-		lines := eval(regions.Scripts[1], "eu", "us", "", fence, merged, "-1", "2", "100", "3600000000")
+		lines := eval(regions.Scripts[1], "eu", "us", "", fence, merged, "-1", "2", "100", "3600000000", "0")
 		number, full, _ := strings.Cut(lines[0], " ")
+		full, _, _ = strings.Cut(full, " ")
 		var counters []string
 		for i := 1; i < len(lines)-1; i++ {
 			counters = append(counters, lines[i+1][:1])

@@ -56,6 +56,7 @@ type Instance struct {
 	hasDropped bool              // some were not noted, because too many were, and Redis does not know it yet
 	states     map[string]Status // by region
 	leads      lease
+	clock      clock  // of the region's Redis
 	floor      uint64 // the least fence: a region knows one from before our data was lost
 
 	turn sync.Mutex // held during a sync, so that older replies do not replace newer ones
@@ -73,6 +74,22 @@ type pending struct {
 type lease struct {
 	fence uint64
 	until time.Time
+}
+
+// A clock relates the clock of a Redis to that of this process. The Redis had the time micros at
+// local, or earlier. So a time that is computed with it is too early, by at most the time that a
+// reply took.
+type clock struct {
+	micros int64
+	local  time.Time
+}
+
+// at returns what the clock of the Redis showed at a time, in µs, or 0 if it is not known.
+func (c clock) at(t time.Time) int64 {
+	if c.micros == 0 {
+		return 0
+	}
+	return c.micros - c.local.Sub(t).Microseconds()
 }
 
 // A Status is what an instance knows of another region.
@@ -110,7 +127,7 @@ func NewInstance(o Options, own Server, servers map[string]Server, secret []byte
 	e.ledger = i
 	for _, name := range o.Peers {
 		i.keys = append(i.keys, keysOf(name)...)
-		i.peers[name] = &remote{i, name, servers[name], batches.Of(servers[name])}
+		i.peers[name] = &remote{Instance: i, region: name, server: servers[name], decide: batches.Of(servers[name])}
 	}
 	return i, nil
 }
@@ -256,7 +273,7 @@ func (i *Instance) sync(ctx context.Context, done *mergedAnswer, life time.Durat
 	defer cancel()
 	noted, counts := i.takePending()
 	i.mu.Lock()
-	fence, floor, hasDropped := i.leads.fence, i.floor, "0"
+	fence, floor, hasDropped, clock := i.leads.fence, i.floor, "0", i.clock
 	if i.hasDropped {
 		hasDropped = "1"
 	}
@@ -269,8 +286,8 @@ func (i *Instance) sync(ctx context.Context, done *mergedAnswer, life time.Durat
 		if done.IsFull {
 			isFull = "1"
 		}
-		took := micros(sent.Sub(done.asked))
-		args = append(args, done.region, strconv.FormatUint(fence, 10), strconv.FormatUint(done.Number, 10), isFull, took, took)
+		args = append(args, done.region, strconv.FormatUint(fence, 10), strconv.FormatUint(done.Number, 10), isFull,
+			strconv.FormatInt(clock.at(done.asked), 10), micros(sent.Sub(done.asked)))
 	} else {
 		args = append(args, "", "0", "0", "0", "0", "0")
 	}
@@ -324,15 +341,15 @@ func (i *Instance) read(reply string, sent time.Time, life time.Duration) error 
 	if len(lines) != 1+len(i.o.Peers) {
 		return fmt.Errorf("the script of regions replied %.40q; expected %d lines", reply, 1+len(i.o.Peers))
 	}
-	fence, err := strconv.ParseUint(lines[0], 10, 64)
-	if err != nil {
-		return fmt.Errorf("the script of regions replied %.40q; expected a fence", reply)
+	fence, now := uint64(0), int64(0)
+	if _, err := fmt.Sscan(lines[0], &fence, &now); err != nil {
+		return fmt.Errorf("the script of regions replied %.40q; expected a fence and a time", reply)
 	}
 	i.Exchange.mu.Lock()
 	defer i.Exchange.mu.Unlock()
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.leads = lease{}
+	i.leads, i.clock = lease{}, clock{now, i.o.Now()}
 	if fence > 0 {
 		i.leads = lease{fence, sent.Add(life)}
 	}
@@ -366,20 +383,21 @@ type remote struct {
 	region string
 	server Server
 	decide batches.Func
+	there  clock // of its Redis
 }
 
 // Answer asks the other region's Redis.
 func (r *remote) Answer(ctx context.Context, ask Ask) (Answer, error) {
-	contact := "-1"
+	contact, contactAt := "-1", int64(0)
 	if ask.Contact >= 0 {
-		contact = micros(ask.Contact)
+		contact, contactAt = micros(ask.Contact), r.there.at(r.o.Now().Add(-ask.Contact))
 	}
 	r.mu.Lock()
 	fence := r.leads.fence
 	r.mu.Unlock()
 	reply, err := r.server.Eval(ctx, askLua, append([]string{"regions"}, keysOf(ask.From)...),
 		r.region, ask.From, r.sealer.mark, strconv.FormatUint(fence, 10), strconv.FormatUint(ask.Merged, 10), contact, strconv.Itoa(r.o.MaxTotals),
-		strconv.FormatUint(mathrand.Uint64N(1<<48)+1, 10), micros(r.o.Silence))
+		strconv.FormatUint(mathrand.Uint64N(1<<48)+1, 10), micros(r.o.Silence), strconv.FormatInt(max(contactAt, 0), 10))
 	if err != nil {
 		return Answer{}, err
 	}
@@ -410,10 +428,11 @@ func (r *remote) readAnswer(reply string) (answer Answer, counters []Counter, er
 		r.mu.Unlock()
 		return answer, nil, errDeposed
 	}
-	answer.IsFull, answer.hasMore = value == "1", value == "0"
-	if answer.Number, err = strconv.ParseUint(word, 10, 64); err != nil {
-		return answer, nil, fmt.Errorf("region %s replied %.40q; expected a number", r.region, reply)
+	full, now := int64(0), int64(0)
+	if _, err = fmt.Sscan(head, &answer.Number, &full, &now); err != nil {
+		return answer, nil, fmt.Errorf("region %s replied %.40q; expected three numbers", r.region, reply)
 	}
+	answer.IsFull, answer.hasMore, r.there = full == 1, full == 0, clock{now, r.o.Now()}
 	for rest != "" {
 		size, after, _ := strings.Cut(rest, "\n")
 		n, err := strconv.Atoi(size)

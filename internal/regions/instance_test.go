@@ -96,7 +96,7 @@ func TestWhatIsGrantedIsWrittenWhenTheServerWorks(t *testing.T) {
 			if len(args) > 16 {
 				units = append(units, args[16])
 			}
-			return "0\n0 -1 -1 0 0 0 -1", nil
+			return "0 1\n0 -1 -1 0 0 0 -1", nil
 		})
 		p := plan(t, "100/h", algorithm.Across(penstock.TokenBucket))
 		i.Use([]*penstock.Plan{p})
@@ -136,12 +136,12 @@ func TestWhatIsGrantedIsWrittenWhenTheServerWorks(t *testing.T) {
 func TestMalformedRepliesAreErrors(t *testing.T) {
 	i := newInstance(t, "", nil)
 	r := i.peers["us"].(*remote)
-	for _, reply := range []string{"", "x", "7", "7\n", "7\n1 2 3", "-1\n0 -1 -1 0 0 0 -1", "other us", "secret", "7\n0 -1 -1 0 0 0 -1\n", "1e9\n0 -1 -1 0 0 0 -1"} {
+	for _, reply := range []string{"", "x", "7 1", "7 1\n", "7 1\n1 2 3", "-1 1\n0 -1 -1 0 0 0 -1", "7\n0 -1 -1 0 0 0 -1", "other us", "secret", "7 1\n0 -1 -1 0 0 0 -1\n", "1e9 1\n0 -1 -1 0 0 0 -1"} {
 		if err := i.read(reply, time.Now(), time.Second); err == nil {
 			t.Errorf("the reply %q is no error", reply)
 		}
 	}
-	for _, reply := range []string{"", "x 1\n", "none", "stranger", "other ap", "secret", "fence 9", "7 1\n5\nabc", "7 1\n-1\nabc", "7 1\nabc", "7 1\n99999999999999999999\n"} {
+	for _, reply := range []string{"", "x 1\n", "none", "stranger", "other ap", "secret", "fence 9", "7 1\n3\nabc", "7 1 9\n5\nabc", "7 1 9\n-1\nabc", "7 1 9\nabc", "7 1 9\n99999999999999999999\n"} {
 		if _, counters, err := r.readAnswer(reply); err == nil {
 			t.Errorf("the reply %q is no error, but %v", reply, counters)
 		}
@@ -149,7 +149,7 @@ func TestMalformedRepliesAreErrors(t *testing.T) {
 	if i.floor != 9 {
 		t.Errorf("the least fence is %d; want 9", i.floor)
 	}
-	answer, counters, err := r.readAnswer("7 0\n3\nabc20\n01234567890123456789")
+	answer, counters, err := r.readAnswer("7 0 9\n3\nabc20\n01234567890123456789")
 	if want := (Answer{Number: 7, hasMore: true}); err != nil || len(counters) != 0 || !reflect.DeepEqual(answer, want) {
 		t.Errorf("the answer is %+v with %v, %v; want %+v without the counters of unknown limits", answer, counters, err, want)
 	}

@@ -40,12 +40,12 @@ end
 // syncLua is sent by each instance of a region, to the region's own server. It notes changed
 // counters, elects the leader, and records a merged answer if the instance is the leader. A leader
 // that was deposed has another fence, and records nothing. It replies the fence if the instance is
-// the leader, or 0, and then what is known of each other region.
+// the leader, or 0, the time, and then what is known of each other region.
 //
 // KEYS are the site, and the two sets of each other region. ARGV are: the region, the instance, the
 // mark of the secret, how long it leads in µs (0: not any longer), the least fence, how long the
 // noted counters count in µs, how many counters a set may have, the region of the merged answer (or
-// ""), the fence, the number of the answer, 1 if it is full, how long ago it was asked for in µs,
+// ""), the fence, the number of the answer, 1 if it is full, when it was asked for by this clock,
 // how long it took in µs, 1 if the instance had to drop counters, the number of other regions,
 // their names, and then the units and the name of each changed counter.
 var syncLua = luagen.CheckRights(readSite + `
@@ -65,10 +65,10 @@ local merged = site.peers[ARGV[8]]
 if leads and merged and site.fence == tonumber(ARGV[9]) then
   merged.merged, merged.took = tonumber(ARGV[10]), tonumber(ARGV[13])
   if ARGV[11] == '1' then
-    merged.asked, merged.counted = math.max(merged.asked, now - tonumber(ARGV[12])), now
+    merged.asked, merged.counted = math.max(merged.asked, math.min(tonumber(ARGV[12]), now)), now
   end
 end
-local reply = { leads and life > 0 and decimal(site.fence) or '0' }
+local reply = { (leads and life > 0 and decimal(site.fence) or '0') .. ' ' .. decimal(now) }
 for i = 1, n do
   local name = ARGV[15 + i]
   local p = site.peers[name]
@@ -96,13 +96,14 @@ return table.concat(reply, '\n')`)
 
 // askLua is sent by the leader of a region, to the server of another region. It replies the number
 // of the answer, then 1 if it is full, 0 if other counters have changed too, or 2 if some were
-// dropped, and then the counters that have changed, each with its length.
+// dropped, then the time, and then the counters that have changed, each with its length.
 //
 // KEYS are the site, and the two sets of the region that asks. ARGV are: the region that is asked,
 // the one that asks, the mark of its secret, its fence, the number of the last answer that it has
 // merged, how long ago it has asked for the last full one in µs (or -1), how many counters the
-// answer may have, a number for the first answer, and for how long in µs no answer is full after a
-// counter was dropped.
+// answer may have, a number for the first answer, for how long in µs no answer is full after a
+// counter was dropped, and when it has asked for the last full one by the clock of the region that
+// is asked, or 0. The last is exact also if this script waits in a server that hangs.
 var askLua = luagen.CheckRights(readSite + `
 local function add(set, counters) -- as ZRANGE replies them
   for first = 1, #counters, 2000 do
@@ -121,7 +122,8 @@ if not p then return 'stranger' end
 local fence, contact, most = tonumber(ARGV[4]), tonumber(ARGV[6]), tonumber(ARGV[7])
 if fence < p.fence then return 'fence ' .. decimal(p.fence) end
 p.fence = fence
-if contact >= 0 then p.visited = math.max(p.visited, now - contact) end
+local at = tonumber(ARGV[10])
+if contact >= 0 then p.visited = math.max(p.visited, math.min(now - contact, at > 0 and at or now)) end
 local new, sent = KEYS[2 + p.which], KEYS[3 - p.which]
 if p.number ~= tonumber(ARGV[5]) then -- the last answer was lost
   local lost = call('ZRANGE', sent, 0, -1, 'WITHSCORES')
@@ -142,7 +144,7 @@ end
 p.which = 1 - p.which
 p.number = (p.number > 0 and p.number or tonumber(ARGV[8])) + 1
 save()
-local reply = { decimal(p.number) .. ' ' .. isfull .. '\n' }
+local reply = { decimal(p.number) .. ' ' .. isfull .. ' ' .. decimal(now) .. '\n' }
 for _, counter in ipairs(call('ZRANGE', new, 0, -1)) do
   reply[#reply + 1] = #counter .. '\n' .. counter
 end
