@@ -416,3 +416,25 @@ func TestRegionsOnAClusterAndAServer(t *testing.T) {
 		us.awaitLeft(t, p, fmt.Sprint(n), 93)
 	}
 }
+
+// While the server of a region hangs, the other region decides with its share. Afterwards both know
+// of all that was granted.
+func TestServerOfARegionHangs(t *testing.T) {
+	hung := redistest.Start(t)
+	servers := map[string]string{"eu": redistest.Start(t).URL(), "us": hung.URL()}
+	p := penstock.Per(100, 30*24*time.Hour).With(algorithm.Across(penstock.TokenBucket)).MustCompile()
+	eu, us := startInstance(t, "eu", servers, p), startInstance(t, "us", servers, p)
+	eu.awaitLeft(t, p, "new", 100)
+	us.awaitLeft(t, p, "new", 100)
+	us.spend(t, p, "k", 10)
+	eu.awaitLeft(t, p, "k", 90)
+	hung.Pause()
+	defer hung.Resume()
+	eu.awaitLeft(t, p, "new", 50)
+	eu.spend(t, p, "k", 20)
+	hung.Resume()
+	us.awaitLeft(t, p, "k", 70)
+	eu.awaitLeft(t, p, "k", 70)
+	us.spend(t, p, "k", 70)
+	eu.awaitLeft(t, p, "k", 0)
+}

@@ -125,7 +125,7 @@ p.fence = fence
 local at = tonumber(ARGV[10])
 if contact >= 0 then p.visited = math.max(p.visited, math.min(now - contact, at > 0 and at or now)) end
 local new, sent = KEYS[2 + p.which], KEYS[3 - p.which]
-if p.number ~= tonumber(ARGV[5]) then -- the last answer was lost
+if p.number == 0 or p.number ~= tonumber(ARGV[5]) then -- the last answer was lost, or the site
   local lost = call('ZRANGE', sent, 0, -1, 'WITHSCORES')
   add(new, lost)
 end

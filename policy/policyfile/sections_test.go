@@ -1,6 +1,7 @@
 package policyfile
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/penstock/penstock"
@@ -34,6 +35,20 @@ func (s *serverSection) Apply(_ *policy.Spec, report func(field any, format stri
 	}
 	if s.Workers > 1 && s.Store == "" {
 		report(&s.Store, "store is missing; several workers need one")
+	}
+}
+
+// Only a program whose regions exchange can enforce a limit across regions.
+func TestLimitsAcrossRegionsNeedTheProgramsSection(t *testing.T) {
+	const text = "rules: [{name: a, per: global, limits: [{rate: 9/s, across: exchange}]}]\n"
+	for _, o := range []Options{{}, allSections} {
+		p, err := Parse("p.yaml", []byte(text), nil, o)
+		if isRefused := err != nil && strings.Contains(err.Error(), "only penstock serve can enforce one limit in several regions"); isRefused != (len(o.Sections) == 0) {
+			t.Errorf("with %d sections, the error is %v; want one only without the section of the service", len(o.Sections), err)
+		}
+		if err == nil {
+			p.Close()
+		}
 	}
 }
 
