@@ -159,7 +159,7 @@ func BoundsOf(rules *policy.Rules, limit *penstock.Plan, instances int, setup re
 	options := guard.Options{Limits: rules.Settings, Instances: instances}
 	bounds := options.Bounds(limit)
 	if over, text := setup.Bound(limit); text != "" {
-		bounds = slices.Insert(bounds, 1, guard.Bound{When: "all regions", Over: over, Text: text})
+		bounds = slices.Insert(bounds, 1, guard.Bound{When: "all regions", MaxExcess: over, Text: text})
 	}
 	for _, b := range bounds {
 		bound := Bound{When: b.When, Text: b.Text}
