@@ -15,7 +15,7 @@ import (
 
 // The guards neither answer for a limit that counts denied requests, nor divide it: the answers are
 // those of the store without guards, although all limits have leases, splits and cached denials.
-func TestGuardsPassOnWhatCountsDenied(t *testing.T) {
+func TestGuardsLeaveLimitsThatCountDenialsToTheStore(t *testing.T) {
 	seed := effort.Seed()
 	random := rand.New(rand.NewPCG(seed, 0))
 	for range effort.Of(20, 1000) {

@@ -90,9 +90,9 @@ func spend(key string, limit *penstock.Plan, cost int64) penstock.Charge {
 	return penstock.Charge{Key: key, Plan: limit, Cost: cost}
 }
 
-// learnCost makes a cache expect that no request of a limit needs fewer units than cost, by 64
-// requests with other keys.
-func learnCost(t testing.TB, cache penstock.Store, limit *penstock.Plan, cost int64) {
+// teachSmallestCost makes a cache expect that no request of a limit needs fewer units than cost, by
+// 64 requests with other keys.
+func teachSmallestCost(t testing.TB, cache penstock.Store, limit *penstock.Plan, cost int64) {
 	t.Helper()
 	for i := range 64 {
 		decide(t, cache, spend(fmt.Sprint("learn ", i), limit, cost))
@@ -165,7 +165,7 @@ func TestDenialAnswersWhatItIsExactFor(t *testing.T) {
 		store := newCountingStore()
 		cache := guard.NewDenyCache(store, guard.DenySetup{MaxAge: time.Hour})
 		limit := penstock.PerDay(10).MustCompile()
-		learnCost(t, cache, limit, 5)
+		teachSmallestCost(t, cache, limit, 5)
 		for i, step := range []struct {
 			mode     penstock.Mode
 			cost     int64
@@ -233,7 +233,7 @@ func TestDenialsOfLeasedAndSplitLimitsAnswerLess(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			cache := guard.NewDenyCache(newCountingStore(), guard.DenySetup{Limits: func(*penstock.Plan) guard.Settings { return row.settings }})
 			limit := penstock.PerDay(10).MustCompile()
-			learnCost(t, cache, limit, 5)
+			teachSmallestCost(t, cache, limit, 5)
 			checkDecision(t, decide(t, cache, spend("k", limit, 8)), wantAllowed, fromStore)
 			checkDecision(t, decide(t, cache, spend("k", limit, 5)), wantDenied, fromStore)
 			checkDecision(t, decide(t, cache, spend("k", limit, 5)), wantDenied, row.equal)
@@ -658,7 +658,7 @@ func TestSmallerCostDoesNotWaitForALargerOne(t *testing.T) {
 		g := newGatedStore()
 		cache := guard.NewDenyCache(g, guard.DenySetup{})
 		limit := penstock.PerDay(10).MustCompile()
-		learnCost(t, cache, limit, 5)
+		teachSmallestCost(t, cache, limit, 5)
 		decide(t, cache, spend("k", limit, 7))
 		decide(t, cache, spend("k", limit, 5))
 		time.Sleep(time.Second)
@@ -701,7 +701,7 @@ func TestWaitingCallerIsNotDeniedForALargerCost(t *testing.T) {
 		g := newGatedStore()
 		cache := guard.NewDenyCache(g, guard.DenySetup{})
 		limit := penstock.PerDay(10).MustCompile()
-		learnCost(t, cache, limit, 5)
+		teachSmallestCost(t, cache, limit, 5)
 		decide(t, cache, spend("k", limit, 7))
 		decide(t, cache, spend("k", limit, 5))
 		time.Sleep(time.Second)
@@ -754,7 +754,7 @@ func TestGrantPredictsTheNextDenial(t *testing.T) {
 		store := newCountingStore()
 		cache := guard.NewDenyCache(store, guard.DenySetup{Grants: true})
 		limit := compiled(t, penstock.PerSecond(10))
-		learnCost(t, cache, limit, 7)
+		teachSmallestCost(t, cache, limit, 7)
 		store.calls.Store(0)
 		checkDecision(t, decide(t, cache, spend("k", limit, 7)), wantAllowed, fromStore)
 		d := decide(t, cache, spend("k", limit, 8)) // 3 are left; the denial of 7 that follows answers 8 too
@@ -902,7 +902,7 @@ func TestDenyCacheTTLMayBeUnlimited(t *testing.T) {
 			time.Sleep(23 * time.Hour)
 			checkDecision(t, decide(t, cache, spend(key, limit.MustCompile(), 1)), wantDenied, fromCache)
 			other := limit.WithName("other").MustCompile()
-			learnCost(t, cache, other, 2) // so nothing is ever granted
+			teachSmallestCost(t, cache, other, 2) // so nothing is ever granted
 			checkDecision(t, decide(t, cache, spend("never", other, 2)), wantDenied, fromStore)
 			time.Sleep(200 * 24 * time.Hour)
 			checkDecision(t, decide(t, cache, spend("never", other, 2)), wantDenied, fromCache)

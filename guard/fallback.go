@@ -55,8 +55,9 @@ type FallbackOptions struct {
 //
 // The share of a limit is its Count and Burst divided by n, rounded up, where n is Instances. The
 // shares of n instances exceed the limit by at most n-1 units. (Of a bucket, only the Burst is
-// rounded. The rate is divided exactly.) While the store is down, m instances that divide by n
-// admit, in any interval, at most m/n of what the limit allows there, plus n-1 units.
+// rounded. The rate is divided exactly.) If m instances run while the store is down, and each
+// counts n Instances, then together they admit, in any interval, at most m/n of what the limit
+// allows in this interval, plus fewer than m units (of a window: in each window).
 //
 // While the store answers, its grants are charged to the local memory too. So an instance enters an
 // outage with its own recent use. A bucket remembers at most twice its share as used. So an

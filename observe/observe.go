@@ -54,7 +54,7 @@ type Counts struct {
 	decisionsBySource      []atomic.Uint64
 	errorsByReason         []atomic.Uint64 // by the index of the reason in reasons
 	unknownOutcome         atomic.Uint64
-	uncounted              atomic.Uint64
+	uncounted              atomic.Uint64   // requests that passed although a limit did not count them
 	tokensRejectedByReason []atomic.Uint64 // by the index of the reason in tokenReasons
 	breakerChangesByState  []atomic.Uint64 // by the new state
 }

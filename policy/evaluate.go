@@ -54,9 +54,9 @@ type Shadow struct {
 type request struct {
 	rules               *Rules
 	attributes          Attributes
-	isStated            bool   // a program states the key and the cost: see EvaluateRule. There are no attributes
-	statedKey           string // if isStated
-	statedCost          int64  // if isStated
+	hasStatedKey        bool   // a program states the key and the cost: see EvaluateRule. There are no attributes
+	statedKey           string // if hasStatedKey
+	statedCost          int64  // if hasStatedKey
 	method              string
 	host                string
 	path                string
@@ -256,7 +256,7 @@ func (v *Evaluation) has(r *Rule) bool {
 func (v *Evaluation) apply(m *matcher) {
 	v.Matched = append(v.Matched, m.rule)
 	v.request.matcher = m
-	if m.rule.NewIdentities != nil && !v.request.isStated {
+	if m.rule.NewIdentities != nil && !v.request.hasStatedKey {
 		v.noteInvented(m.rule)
 	}
 	var shadow Shadow
@@ -300,7 +300,7 @@ func (v *Evaluation) sortByOrder() {
 }
 
 func (q *request) charge(l *Limit) penstock.Charge {
-	if q.isStated {
+	if q.hasStatedKey {
 		return q.statedCharge(l)
 	}
 	plan := q.planOf(l)

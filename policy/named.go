@@ -69,7 +69,7 @@ func (r *Rules) EvaluateRule(name, key string, cost int64, canEnd bool, v *Evalu
 			return fmt.Errorf("the limit %s counts by address, and the key has none; write one such as ip:192.0.2.7 or ip:2001:db8::/64", l.Name)
 		}
 	}
-	v.request.statedKey, v.request.statedCost, v.request.isStated = key, cost, true
+	v.request.statedKey, v.request.statedCost, v.request.hasStatedKey = key, cost, true
 	v.apply(rule.matchers[0])
 	return nil
 }

@@ -102,7 +102,7 @@ func TestHeadersThatThePolicyNamesAreNoAliases(t *testing.T) {
 	}
 }
 
-func TestQueryThatSomeServersEndIsMalformed(t *testing.T) {
+func TestQueryThatSomeServersCutShortIsMalformed(t *testing.T) {
 	t.Parallel()
 	readsParameter := namesOf(t, func(s *Spec) { s.Rules[0].Match.Where = Condition{is(Source{Kind: KindQuery, Name: "key"}, "banned")} })
 	readsCookie := namesOf(t, func(s *Spec) { s.Tokens.Cookie = "sid" })

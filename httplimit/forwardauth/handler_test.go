@@ -77,25 +77,25 @@ func gateOf(t testing.TB, store penstock.Store, text string) http.Handler {
 	return gate.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 }
 
-// A description is a request as a proxy describes it. from is the value of X-Forwarded-For: the
-// client's address, and those of proxies.
-type description struct{ method, host, uri, from string }
+// An originalRequest is a request that a proxy describes to an endpoint. from is the value of
+// X-Forwarded-For: the client's address, and those of proxies.
+type originalRequest struct{ method, host, uri, from string }
 
 // encodings has a function for each endpoint, and two for Request. A function returns the
 // subrequest by which a proxy describes a request to that endpoint.
-var encodings = map[string]func(d description) (method, target, host string, header []string){
-	"/auth/forward": func(d description) (string, string, string, []string) {
-		return "GET", "/auth/forward", "limiter", []string{"X-Forwarded-Method", d.method, "X-Forwarded-Uri", d.uri, "X-Forwarded-Host", d.host, "X-Forwarded-Proto", "https",
-			"X-Forwarded-For", d.from}
+var encodings = map[string]func(original originalRequest) (method, target, host string, header []string){
+	"/auth/forward": func(original originalRequest) (string, string, string, []string) {
+		return "GET", "/auth/forward", "limiter", []string{"X-Forwarded-Method", original.method, "X-Forwarded-Uri", original.uri, "X-Forwarded-Host", original.host, "X-Forwarded-Proto", "https",
+			"X-Forwarded-For", original.from}
 	},
-	"/auth/request": func(d description) (string, string, string, []string) {
-		return "GET", "/auth/request", "limiter", []string{"X-Original-Method", d.method, "X-Original-URI", d.uri, "X-Forwarded-Host", d.host, "X-Forwarded-For", d.from}
+	"/auth/request": func(original originalRequest) (string, string, string, []string) {
+		return "GET", "/auth/request", "limiter", []string{"X-Original-Method", original.method, "X-Original-URI", original.uri, "X-Forwarded-Host", original.host, "X-Forwarded-For", original.from}
 	},
-	"/auth/request with a URL": func(d description) (string, string, string, []string) {
-		return "GET", "/auth/request", "limiter", []string{"X-Original-Method", d.method, "X-Original-URL", "https://" + d.host + d.uri, "X-Forwarded-For", d.from}
+	"/auth/request with a URL": func(original originalRequest) (string, string, string, []string) {
+		return "GET", "/auth/request", "limiter", []string{"X-Original-Method", original.method, "X-Original-URL", "https://" + original.host + original.uri, "X-Forwarded-For", original.from}
 	},
-	"/auth/ext": func(d description) (string, string, string, []string) {
-		return d.method, "/auth/ext" + d.uri, d.host, []string{"X-Forwarded-For", d.from}
+	"/auth/ext": func(original originalRequest) (string, string, string, []string) {
+		return original.method, "/auth/ext" + original.uri, original.host, []string{"X-Forwarded-For", original.from}
 	},
 }
 
@@ -112,9 +112,9 @@ func sendFromProxy(h http.Handler, method, target, host string, header ...string
 	return w
 }
 
-// send sends an endpoint the subrequest that describes d, with further headers.
-func send(h http.Handler, endpoint string, d description, header ...string) *httptest.ResponseRecorder {
-	method, target, host, described := encodings[endpoint](d)
+// send sends an endpoint the subrequest that describes a request, with further headers.
+func send(h http.Handler, endpoint string, original originalRequest, header ...string) *httptest.ResponseRecorder {
+	method, target, host, described := encodings[endpoint](original)
 	return sendFromProxy(h, method, target, host, append(described, header...)...)
 }
 
@@ -144,7 +144,7 @@ rules:
 `
 
 func TestTheDescribedRequestIsLimited(t *testing.T) {
-	post := description{method: "POST", host: "api.example.com", uri: "/api/rides/request", from: "203.0.113.9"}
+	post := originalRequest{method: "POST", host: "api.example.com", uri: "/api/rides/request", from: "203.0.113.9"}
 	for endpoint := range encodings {
 		t.Run(endpoint, func(t *testing.T) {
 			h := handlerOf(t, newStoppedStore(), ridePolicy, admission.Options{})
@@ -158,18 +158,18 @@ func TestTheDescribedRequestIsLimited(t *testing.T) {
 			if got := clientStatus(t, endpoint, w); got != "429" || w.Header().Get("Retry-After") != "1800" {
 				t.Errorf("request 3: status %s, headers %v; want 429 with Retry-After 1800", got, w.Header())
 			}
-			for what, d := range map[string]description{
+			for what, original := range map[string]originalRequest{
 				"another method": {method: "GET", host: post.host, uri: post.uri, from: post.from},
 				"another host":   {method: post.method, host: "else.example.com", uri: post.uri, from: post.from},
 				"another path":   {method: post.method, host: post.host, uri: "/else", from: post.from},
 				"another client": {method: post.method, host: post.host, uri: post.uri, from: "203.0.113.10"},
 			} {
-				if w := send(h, endpoint, d); w.Code != 200 {
+				if w := send(h, endpoint, original); w.Code != 200 {
 					t.Errorf("%s: status %d, body %s; want 200, because the limit does not apply", what, w.Code, w.Body)
 				}
 			}
 			for i, want := range []string{"200", "200", "429"} {
-				if got := clientStatus(t, endpoint, send(h, endpoint, description{method: "GET", host: "a", uri: "/list?token=x", from: post.from})); got != want {
+				if got := clientStatus(t, endpoint, send(h, endpoint, originalRequest{method: "GET", host: "a", uri: "/list?token=x", from: post.from})); got != want {
 					t.Errorf("request %d with a query: status %s; want %s", i+1, got, want)
 				}
 			}
@@ -290,7 +290,7 @@ func TestDescriptionsOfUntrustedProxiesAreRejected(t *testing.T) {
 				admission.Options{Observe: func(e *admission.Event) { outcomes = append(outcomes, e.Outcome) }})
 			h := handlerOn(t, controller, forwardauth.Options{Misused: func(err error) { texts = append(texts, err.Error()) }})
 			// X-Forwarded-For names a proxy that is trusted, but the connection does not come from it.
-			method, target, host, header := encodings[endpoint](description{method: "GET", host: "a", uri: "/list?token=x", from: "192.0.2.1"})
+			method, target, host, header := encodings[endpoint](originalRequest{method: "GET", host: "a", uri: "/list?token=x", from: "192.0.2.1"})
 			r := httptest.NewRequest(method, target, nil)
 			r.Host, r.RemoteAddr = host, peer
 			for i := 0; i < len(header); i += 2 {
@@ -319,7 +319,7 @@ func TestClientAddressComesFromTrustedProxies(t *testing.T) {
 			if i >= 2 { // all addresses are one client, and its limit is 2/h
 				want = "429"
 			}
-			if got := clientStatus(t, endpoint, send(h, endpoint, description{method: "POST", host: "api.example.com", uri: "/api/rides/request", from: from})); got != want {
+			if got := clientStatus(t, endpoint, send(h, endpoint, originalRequest{method: "POST", host: "api.example.com", uri: "/api/rides/request", from: from})); got != want {
 				t.Errorf("%s: request %d, from %s: status %s; want %s", endpoint, i+1, from, got, want)
 			}
 		}
@@ -373,7 +373,7 @@ rules: [{name: ride, match: {path: ` + spellings.Path + `}, per: ip, limits: [{r
 	for endpoint := range encodings {
 		t.Run(endpoint, func(t *testing.T) {
 			got := send(t, handlerOf(t, newStoppedStore(), text, admission.Options{}), func(target string) string {
-				method, subrequestTarget, host, header := encodings[endpoint](description{method: "GET", host: "a", uri: target})
+				method, subrequestTarget, host, header := encodings[endpoint](originalRequest{method: "GET", host: "a", uri: target})
 				text := method + " " + subrequestTarget + " HTTP/1.1\r\nHost: " + host + "\r\n"
 				for i := 0; i < len(header); i += 2 {
 					if header[i] != "X-Forwarded-For" {
@@ -411,7 +411,7 @@ rules: [{name: api, match: {path: /api}, per: ip, limits: [{rate: 1/h}, {rate: 5
 			want := sendFromProxy(gate, "GET", "/api", "a", append(header, "X-Forwarded-For", "203.0.113.9")...)
 			for endpoint := range encodings {
 				h := handlerOf(t, newStoppedStore(), text, admission.Options{})
-				api := description{method: "GET", host: "a", uri: "/api", from: "203.0.113.9"}
+				api := originalRequest{method: "GET", host: "a", uri: "/api", from: "203.0.113.9"}
 				send(h, endpoint, api, header...)
 				got := send(h, endpoint, api, header...)
 				if status := clientStatus(t, endpoint, got); status != fmt.Sprint(want.Code) || want.Code < 400 {
@@ -431,7 +431,7 @@ func TestAllMethodsAreDecided(t *testing.T) {
 		h := handlerOf(t, newStoppedStore(), "{http: {trusted_proxies: [192.0.2.1]}, rules: [{name: a, match: {method: "+method+"}, per: ip, limits: [{rate: 1/h}]}]}",
 			admission.Options{})
 		for i, want := range []string{"200", "429"} {
-			w := send(h, "/auth/ext", description{method: method, host: "a", uri: "/", from: "203.0.113.9"})
+			w := send(h, "/auth/ext", originalRequest{method: method, host: "a", uri: "/", from: "203.0.113.9"})
 			if got := clientStatus(t, "/auth/ext", w); got != want || method == "HEAD" && w.Body.Len() > 0 {
 				t.Errorf("%s, request %d: status %s, body %s; want status %s, and no body for HEAD", method, i+1, got, w.Body, want)
 			}
@@ -480,7 +480,7 @@ rules:
 		h := handlerOf(t, penstock.StoreFunc(failToDecide), text, admission.Options{})
 		for path, statuses := range map[string][]string{"/open": {"200", "200"}, "/closed": {"503", "503"}, "/local": {"200", "429"}} {
 			for i, want := range statuses {
-				w := send(h, endpoint, description{method: "GET", host: "a", uri: path, from: "203.0.113.9"})
+				w := send(h, endpoint, originalRequest{method: "GET", host: "a", uri: path, from: "203.0.113.9"})
 				if got := clientStatus(t, endpoint, w); got != want || (got == "503") != (w.Header().Get("Retry-After") == "1") {
 					t.Errorf("%s of %s, request %d: status %s, headers %v; want status %s, and Retry-After: 1 with 503 only", endpoint, path, i+1, got, w.Header(), want)
 				}
@@ -494,7 +494,7 @@ rules:
 		h = handlerOf(t, penstock.StoreFunc(hangUntilDone), text, admission.Options{})
 		ctx, cancel := context.WithCancelCause(context.Background())
 		cancel(errors.New("the service shuts down"))
-		method, target, host, header := encodings[endpoint](description{method: "GET", host: "a", uri: "/closed", from: "203.0.113.9"})
+		method, target, host, header := encodings[endpoint](originalRequest{method: "GET", host: "a", uri: "/closed", from: "203.0.113.9"})
 		r := httptest.NewRequestWithContext(ctx, method, target, nil)
 		r.Host = host
 		for i := 0; i < len(header); i += 2 {
@@ -524,7 +524,7 @@ func TestNoBodyIsRead(t *testing.T) {
 	h := handlerOn(t, controller, forwardauth.Options{})
 	for endpoint := range encodings {
 		for range 20 {
-			method, target, host, header := encodings[endpoint](description{method: "POST", host: "a", uri: "/", from: "203.0.113.9"})
+			method, target, host, header := encodings[endpoint](originalRequest{method: "POST", host: "a", uri: "/", from: "203.0.113.9"})
 			r := httptest.NewRequest(method, target, nil)
 			r.Host, r.Body, r.ContentLength = host, forbiddenBody{t}, 5
 			for i := 0; i < len(header); i += 2 {
@@ -568,7 +568,7 @@ func TestDescriptionsNeedFewAllocations(t *testing.T) {
 		"/auth/request": 3, // also the nginxWriter
 	} {
 		h := handlerOf(t, memstore.New(memstore.Options{}), text, admission.Options{})
-		method, target, host, header := encodings[endpoint](description{method: "GET", host: "a", uri: "/api/things/1?x=1", from: "203.0.113.9"})
+		method, target, host, header := encodings[endpoint](originalRequest{method: "GET", host: "a", uri: "/api/things/1?x=1", from: "203.0.113.9"})
 		r := httptest.NewRequest(method, target, nil)
 		r.Host = host
 		r.Header.Set("X-API-Key", "k")
@@ -632,7 +632,7 @@ func TestRulesThatNeedTheResponseAreInvalid(t *testing.T) {
 			want  string // in RateLimit-Policy
 		}{{good, `"a.hour"`}, {bad, `"a.hour"`}, {bad, `"a.hour"`}, {nil, `"a.hour"`}, {other, `"b.hour"`}} {
 			rules = step.rules
-			w := send(h, "/auth/forward", description{method: "GET", host: "a", uri: "/", from: fmt.Sprintf("203.0.113.%d", i)})
+			w := send(h, "/auth/forward", originalRequest{method: "GET", host: "a", uri: "/", from: fmt.Sprintf("203.0.113.%d", i)})
 			if got := w.Header().Get("RateLimit-Policy"); !strings.HasPrefix(got, step.want) {
 				t.Errorf("%s, step %d: RateLimit-Policy is %s; want that of %s", limits, i+1, got, step.want)
 			}
@@ -672,7 +672,7 @@ func TestRulesChangeUnderLoad(t *testing.T) {
 	for range 4 {
 		workers.Go(func() {
 			for range 500 {
-				w := send(h, "/auth/forward", description{method: "GET", host: "a", uri: "/", from: "203.0.113.9"})
+				w := send(h, "/auth/forward", originalRequest{method: "GET", host: "a", uri: "/", from: "203.0.113.9"})
 				if w.Code != 200 || !strings.Contains(w.Header().Get("RateLimit-Policy"), "000000;") { // 1000000 or 2000000
 					t.Errorf("status %d, headers %v, body %s; want 200 with the headers of valid rules", w.Code, w.Header(), w.Body)
 				}
@@ -735,16 +735,16 @@ rules: [{name: a, per: ip, limits: [{rate: 1000/h}]}]
 `, admission.Options{})
 	for endpoint := range encodings {
 		for _, name := range spellings.Header("X-API-Key") {
-			w := send(h, endpoint, description{"GET", "api.example.com", "/", "198.51.100.1"}, name, "banned")
+			w := send(h, endpoint, originalRequest{"GET", "api.example.com", "/", "198.51.100.1"}, name, "banned")
 			if status := clientStatus(t, endpoint, w); status != "400" || !strings.Contains(w.Body.String(), "X-API-Key") {
 				t.Errorf("%s: a request with %s got %s %s; want 400 and the name X-API-Key", endpoint, name, status, w.Body)
 			}
 		}
-		w := send(h, endpoint, description{"GET", "api.example.com", "/?key%00=banned", "198.51.100.1"})
+		w := send(h, endpoint, originalRequest{"GET", "api.example.com", "/?key%00=banned", "198.51.100.1"})
 		if status := clientStatus(t, endpoint, w); status != "400" {
 			t.Errorf("%s: a request with a NUL in the name of a parameter got %s %s; want 400", endpoint, status, w.Body)
 		}
-		w = send(h, endpoint, description{"GET", "api.example.com", "/", "198.51.100.1"}, "X_Other", "banned")
+		w = send(h, endpoint, originalRequest{"GET", "api.example.com", "/", "198.51.100.1"}, "X_Other", "banned")
 		if status := clientStatus(t, endpoint, w); status != "200" {
 			t.Errorf("%s: a request with a header that the policy does not read got %s %s; want 200", endpoint, status, w.Body)
 		}

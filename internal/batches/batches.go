@@ -66,9 +66,9 @@ func (f Func) Decide(ctx context.Context, charges []penstock.Charge) (d penstock
 	return d, err
 }
 
-// A Door leads Of to the Func of an exported type. The type embeds a Door by an unexported name, so
-// its documentation does not show it. The method door is promoted, and only this package can call
-// it.
+// A Door gives Of the Func of an exported type of store. The type embeds a Door by an unexported
+// name, so its documentation does not show it. Only this package can call the method door, which
+// the type gets by embedding.
 type Door struct {
 	owner  penstock.Store
 	decide Func
@@ -97,13 +97,13 @@ func Of(store penstock.Store) Func {
 	return decide
 }
 
-// Find returns the Func of a store, or nil if the store has only Decide.
+// Find returns the Func of a store that is a Func or has a Door, and nil for other stores.
 func Find(store penstock.Store) Func {
 	switch s := store.(type) {
 	case Func:
 		return s
 	case interface{ door() *Door }:
-		// Another owner is embedded in the store, which may have a Decide of its own.
+		// If the owner is an embedded store, the outer store may have a Decide of its own.
 		if d := s.door(); d.owner == store {
 			return d.decide
 		}

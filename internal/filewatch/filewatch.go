@@ -29,7 +29,7 @@ const (
 	defaultPoll    = 30 * time.Second
 	defaultQuiet   = 50 * time.Millisecond
 	maxQuietFactor = 20 // a check waits at most this number times Quiet
-	maxRounds      = 5  // how many times Follow looks at links that change at the same time
+	maxRounds      = 5  // how often Follow lists the folders, if links change meanwhile
 )
 
 // A Watcher calls a function when files may have changed. Many goroutines may call its methods,

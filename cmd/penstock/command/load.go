@@ -116,7 +116,7 @@ func (l *loadCommand) run(c *cobra.Command) error {
 
 // read reads the flags.
 func (l *loadCommand) read() (o load.Options, thresholds []*threshold, err error) {
-	o = load.Options{Seed: l.seed, Clients: l.clients, ShouldObey: l.onDenied == string(simulate.Wait), MaxInFlight: l.maxInFlight, Allowed: l.allowed, Send: l.http.Send}
+	o = load.Options{Seed: l.seed, Clients: l.clients, ShouldHonorRetryAfter: l.onDenied == string(simulate.Wait), MaxInFlight: l.maxInFlight, Allowed: l.allowed, Send: l.http.Send}
 	for _, text := range l.targets {
 		t, err := load.ParseTarget(text)
 		if err != nil {

@@ -101,28 +101,28 @@ type resetCommand struct {
 type resetReport struct {
 	Identity string `json:"identity"`
 	*keylimits.Reset
-	Unread    []string          `json:"unread,omitempty"`    // limits of new_identities, as RULE.LIMIT, which are not reset
-	Held      []keylimits.Limit `json:"held,omitempty"`      // limits of requests in flight that hold slots, which are reset only by their names
-	DeniedBy  []string          `json:"denied_by,omitempty"` // other limits, as RULE.LIMIT, that still deny the client
-	Elsewhere []string          `json:"elsewhere,omitempty"` // limits, as RULE.LIMIT, that may count the client under another key; neither read nor reset
-	List      string            `json:"list,omitempty"`      // that has the client: allow or deny
+	Unread         []string          `json:"unread,omitempty"`    // limits of new_identities, as RULE.LIMIT, which are not reset
+	Held           []keylimits.Limit `json:"held,omitempty"`      // concurrency limits with slots in use, which only --limit resets
+	DeniedBy       []string          `json:"denied_by,omitempty"` // other limits, as RULE.LIMIT, that still deny the client
+	UnderOtherKeys []string          `json:"elsewhere,omitempty"` // limits, as RULE.LIMIT, that may count the client under another key; neither read nor reset
+	List           string            `json:"list,omitempty"`      // that has the client: allow or deny
 
 	isUnused bool // the command has found no counter of the key
 }
 
-// newResetReport makes the report of a reset. now is what the limits of the key are after it; nil:
+// newResetReport makes the report of a reset. after is the state of the key after the reset; nil:
 // it is not known.
-func newResetReport(identity string, done *keylimits.Reset, unread []string, held []keylimits.Limit, now *keyReport) *resetReport {
+func newResetReport(identity string, done *keylimits.Reset, unread []string, held []keylimits.Limit, after *keyReport) *resetReport {
 	r := &resetReport{Identity: identity, Reset: done, Unread: unread, Held: held}
-	if now == nil {
+	if after == nil {
 		return r
 	}
-	r.isUnused = len(r.Reset.Reset) == 0 && now.isUnused()
-	if r.List = now.List; r.List != "" {
+	r.isUnused = len(r.Reset.Reset) == 0 && after.isUnused()
+	if r.List = after.List; r.List != "" {
 		return r // no limit decides
 	}
-	r.Elsewhere = now.Elsewhere
-	for _, name := range now.DeniedBy {
+	r.UnderOtherKeys = after.UnderOtherKeys
+	for _, name := range after.DeniedBy {
 		isHeld := func(l keylimits.Limit) bool { return l.Name() == name }
 		if !slices.ContainsFunc(r.Held, isHeld) {
 			r.DeniedBy = append(r.DeniedBy, name)
@@ -332,7 +332,7 @@ func (r *resetCommand) print(out io.Writer, report *resetReport, caches string) 
 		text.WriteString("The client is on the deny list, so all its requests are still rejected.\n")
 	}
 	printHeld(&text, report.Held)
-	text.WriteString(textOfOtherKeys(report.Elsewhere))
+	text.WriteString(textOfOtherKeys(report.UnderOtherKeys))
 	text.WriteString(textOfUnread(report.Unread))
 	var err error
 	if r.output == "json" {

@@ -199,19 +199,19 @@ func (a *admin) fetchKey(ctx context.Context, wanted keyQuery) (*keyReport, erro
 
 // A keyStore is the store and the policy, for one key.
 type keyStore struct {
-	key           string
-	limits        []keylimits.Limit // limits that count under the key; empty only if unread has a name
-	global        []keylimits.Limit // limits of all clients together that may deny the key
-	unread        []string          // names of limits of new_identities, which the store does not have
-	elsewhere     []string          // names of limits that may count the client under another key
-	list          string            // that has the client: allow or deny
-	skipped       int               // number of limits of the key that are left out, because there are too many
-	skippedGlobal int               // the same, of all clients together
-	store         penstock.Store    // each call has storeTimeout
-	reader        *keylimits.Reader // reads the store
-	settings      settings.Settings
-	redis         *redisstore.Store
-	policy        *policyfile.Policy
+	key            string
+	limits         []keylimits.Limit // limits that count under the key; empty only if unread has a name
+	global         []keylimits.Limit // limits of all clients together that may deny the key
+	unread         []string          // names of limits of new_identities, which the store does not have
+	underOtherKeys []string          // names of limits that may count the client under another key
+	list           string            // that has the client: allow or deny
+	skipped        int               // number of limits of the key that are left out, because there are too many
+	skippedGlobal  int               // the same, of all clients together
+	store          penstock.Store    // each call has storeTimeout
+	reader         *keylimits.Reader // reads the store
+	settings       settings.Settings
+	redis          *redisstore.Store
+	policy         *policyfile.Policy
 }
 
 func openKey(c *cobra.Command, given *storeFlags, key, rule string) (*keyStore, error) {
@@ -269,7 +269,7 @@ func newKeyStore(s settings.Settings, p *policyfile.Policy, key, rule string) (*
 	k.limits, k.skipped = keylimits.Find(rules, k.key, rule)
 	k.list = keylimits.ListOf(rules, k.limits)
 	k.unread = keylimits.NewIdentities(rules, k.key, rule)
-	k.elsewhere = keylimits.Elsewhere(rules, k.key, k.limits)
+	k.underOtherKeys = keylimits.UnderOtherKeys(rules, k.key, k.limits)
 	k.limits = append(k.limits, envoy...)
 	if len(k.limits) == 0 && len(k.unread) == 0 {
 		return nil, withStatus(exitUsage, errors.New(keylimits.NotCounted(rules, key, rule)))
@@ -334,7 +334,7 @@ func (k *keyStore) read(ctx context.Context) (*keyReport, error) {
 	}
 	results := keylimits.Results(all)
 	return &keyReport{isFromCommand: true, Key: adminapi.Key{Identity: k.key, Source: source.String(), List: k.list, DeniedBy: keylimits.DeniedBy(results), Results: results,
-		Limits: all[:len(k.limits)], Global: all[len(k.limits):], Unread: k.unread, Elsewhere: k.elsewhere, Skipped: k.skipped + k.skippedGlobal}}, nil
+		Limits: all[:len(k.limits)], Global: all[len(k.limits):], Unread: k.unread, UnderOtherKeys: k.underOtherKeys, Skipped: k.skipped + k.skippedGlobal}}, nil
 }
 
 func (r *keyReport) print(out io.Writer) error {
@@ -377,7 +377,7 @@ func (r *keyReport) print(out io.Writer) error {
 		if r.hasAllowingRule() {
 			b.WriteString("A limit counts only the requests that its rule matches.\n")
 		}
-	case len(r.Unread)+len(r.Elsewhere)+r.Skipped > 0:
+	case len(r.Unread)+len(r.UnderOtherKeys)+r.Skipped > 0:
 		b.WriteString("\nNone of these enforced limits would deny a request of one unit now.\n")
 	default:
 		b.WriteString("\nNo enforced limit would deny a request of one unit now.\n")
@@ -388,20 +388,23 @@ func (r *keyReport) print(out io.Writer) error {
 	r.printCorrupt(&b)
 	b.WriteString(textOfUnread(r.Unread))
 	if r.List == "" {
-		b.WriteString(textOfOtherKeys(r.Elsewhere))
+		b.WriteString(textOfOtherKeys(r.UnderOtherKeys))
 	}
 	_, err := io.WriteString(out, b.String())
 	return err
 }
 
-// hasAllowingRule reports whether no limit of some rule that was read denies.
+// hasAllowingRule reports whether the report has a rule whose limits would all allow a request.
 func (r *keyReport) hasAllowingRule() bool {
 	all := slices.Concat(r.Limits, r.Global)
-	return slices.ContainsFunc(all, func(l keylimits.Limit) bool {
-		denies := func(other keylimits.Limit) bool {
-			return other.Rule == l.Rule && slices.Contains(r.DeniedBy, other.Name())
+	denyingRules := make(map[string]bool)
+	for _, l := range all {
+		if slices.Contains(r.DeniedBy, l.Name()) {
+			denyingRules[l.Rule] = true
 		}
-		return l.Kind == keylimits.Enforced && !slices.ContainsFunc(all, denies)
+	}
+	return slices.ContainsFunc(all, func(l keylimits.Limit) bool {
+		return l.Kind == keylimits.Enforced && !denyingRules[l.Rule]
 	})
 }
 

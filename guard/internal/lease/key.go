@@ -66,22 +66,22 @@ type pooledLimit struct {
 	plan  *penstock.Plan
 	decay algorithm.Decay
 
-	// counters is how many counters the limit is split into. Drawn units drain from one of them, at
-	// its part of the rate.
+	// counters is how many counters the store splits the limit into. A draw takes units from one of
+	// them, which refills at an equal part of the limit's rate.
 	counters int
 
 	remaining int64         // units that remain in the store by its last answer
 	emptyAt   time.Duration // when nothing is used in the store any more
-	width     time.Duration // of a window, or of a SubWindow's part; 0 of a bucket
+	width     time.Duration // the length of a window, or of one sub-window; 0 for a bucket
 	windowEnd time.Duration // by the store's last answer; 0: not known yet
 }
 
-// A block is what one draw has brought and is not spent yet.
+// A block has the units of one draw that are not spent yet.
 type block struct {
 	left        int64
 	sentAt      time.Duration // when its draw was sent, or a little earlier
 	expires     time.Duration
-	refundTime  time.Duration   // how long a refund of it may be in flight
+	refundTime  time.Duration   // how long a refund of its units may be in flight
 	forgottenAt []time.Duration // per limit: when the store has forgotten the units, because a bucket has drained or a window is over
 }
 

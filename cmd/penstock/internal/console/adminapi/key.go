@@ -54,7 +54,7 @@ func (h *Handler) makeKey(ctx context.Context, v Viewer, q url.Values) (any, err
 	found.Source, found.Results = source.String(), keylimits.Results(all)
 	found.DeniedBy = keylimits.DeniedBy(found.Results)
 	found.List = keylimits.ListOf(h.Policy.Rules(), limits)
-	found.Elsewhere = keylimits.Elsewhere(h.Policy.Rules(), key, limits)
+	found.UnderOtherKeys = keylimits.UnderOtherKeys(h.Policy.Rules(), key, limits)
 	for i, l := range all {
 		if isHidden {
 			l.Stored = ""

@@ -238,10 +238,10 @@ func canJoin(limits []Limit, rule *policy.Rule) bool {
 	})
 }
 
-// Elsewhere returns the enforced limits, as RULE.LIMIT, that may count the requests of a key under
-// another key, such as the address of the client. The limits are those of the key. The key does not
-// tell the other one, so these limits are not read.
-func Elsewhere(rules *policy.Rules, key string, limits []Limit) (names []string) {
+// UnderOtherKeys returns the enforced limits, as RULE.LIMIT, that may count the client of a key
+// under another key, such as its address. limits are the limits that count under the key itself.
+// The other key cannot be computed from this one, so its limits are not read.
+func UnderOtherKeys(rules *policy.Rules, key string, limits []Limit) (names []string) {
 	if key == syntax.GlobalKey { // of no client
 		return nil
 	}

@@ -317,7 +317,7 @@ func TestLimitsOfRulesThatMayApplyTogether(t *testing.T) {
 		for _, l := range found {
 			names = append(names, l.Name())
 		}
-		if got, elsewhere := strings.Join(names, " "), strings.Join(Elsewhere(rules, "key:a", limits), " "); got != c.global || elsewhere != c.elsewhere {
+		if got, elsewhere := strings.Join(names, " "), strings.Join(UnderOtherKeys(rules, "key:a", limits), " "); got != c.global || elsewhere != c.elsewhere {
 			t.Errorf("%s, %s: limits of all clients are %q, and elsewhere counts %q; want %q and %q", c.first, c.second, got, elsewhere, c.global, c.elsewhere)
 		}
 	}

@@ -142,7 +142,7 @@ func (f *form) checkList(first []byte, field protoreflect.FieldDescriptor, at st
 		}
 		n++
 	}
-	if n == 0 && at != "checks" { // they are counted later
+	if n == 0 && at != "checks" { // Check reports an empty list of checks
 		return invalid(at, "it is empty; leave it out")
 	}
 	return nil

@@ -137,7 +137,7 @@ func (e *Engine) compileConfig(c *envoyconfig.Config) (*compiledConfig, error) {
 }
 
 // eventLimit returns a limit of the configuration as events name it. The path is the name of the
-// rule in events.
+// rule in events. The plan gives the names of the limit and of its algorithm.
 func (e *Engine) eventLimit(path string, plan *penstock.Plan) *policy.Limit {
 	return &policy.Limit{
 		Rule: &policy.Rule{Name: path}, Name: plan.Name(), FullName: path, Algorithm: plan.Algorithm().Title(), InHeaders: true,

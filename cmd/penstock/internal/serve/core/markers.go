@@ -19,7 +19,7 @@ const MarkerHeader = "Penstock-Instance"
 
 const (
 	markersEvery = 3 * time.Second // the least time between two reads of the other instances
-	markerLife   = time.Minute     // how long the summary reports requests that were charged twice
+	markerLife   = time.Minute     // how long the instance's summary reports that a request was charged twice
 )
 
 // markers recognizes the markers of other instances that have the same store, prefix and policy.

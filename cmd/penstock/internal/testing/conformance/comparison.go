@@ -297,7 +297,7 @@ var documented = map[string]string{
 	ownCounters:     "has a counter of its own",
 	deniedIsFree:    "a denied request",
 	repeatsTogether: "both are charged together",
-	cachedDenial:    "have the statuses of the first denial",
+	cachedDenial:    "has the statuses at the time of the denial",
 	namedWeek:       "names the unit of an override `WEEK`",
 	fullHeaders:     "are sent even if 4294967295 units are left",
 	cleanMetadata:   "has the `metadata` of the files",

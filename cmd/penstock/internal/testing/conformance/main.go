@@ -43,7 +43,7 @@ func main() {
 	flag.StringVar(&p.checkout, "source", "", "compare with the `folder`, which has the source of envoyproxy/ratelimit, instead of the required version")
 	flag.IntVar(&p.requests, "requests", defaultRequests, "how many requests a section compares")
 	flag.Uint64Var(&p.seed, "seed", rand.Uint64(), "the seed of the random configurations and requests")
-	flag.IntVar(&p.onlyDomain, "domain", -1, "compare only the configuration with this `number`; -1 compares all")
+	flag.IntVar(&p.onlyDomain, "domain", -1, "compare only the configuration, or the file of the section loader, with this `number`; -1 compares all")
 	flag.Parse()
 	if err := p.run(*only); err != nil {
 		fmt.Fprintln(os.Stderr, "conformance:", err)
@@ -56,7 +56,7 @@ type program struct {
 	requests     int // how many requests a section compares
 	seed         uint64
 	checkout     string // the folder with the source of envoyproxy/ratelimit; "": the required version
-	onlyDomain   int    // the number of the only configuration to compare; -1: all
+	onlyDomain   int    // the number of the only configuration, or file of the section loader, to compare; -1: all
 	oracle       *oracle
 	penstockFile string // the program penstock; "": not built yet
 }

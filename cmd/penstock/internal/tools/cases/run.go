@@ -15,7 +15,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
-	"github.com/penstock/penstock/cmd/penstock/internal/tools/unwaited"
+	"github.com/penstock/penstock/cmd/penstock/internal/tools/nowait"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
@@ -114,7 +114,7 @@ func (r *runner) open() error {
 	clock := func() time.Time { return r.now }
 	r.store = memstore.New(memstore.Options{Now: clock})
 	r.waits = make(map[*penstock.Charge]time.Duration)
-	controller, err := admission.New(unwaited.Wrap(penstock.StoreFunc(r.decide), r.noteWait), rules, admission.Options{Observe: r.observe, Now: clock})
+	controller, err := admission.New(nowait.Wrap(penstock.StoreFunc(r.decide), r.noteWait), rules, admission.Options{Observe: r.observe, Now: clock})
 	if err != nil {
 		return err
 	}

@@ -20,11 +20,11 @@ type Options struct {
 	Seed     uint64 // of random gaps and targets
 	Weights  []int  // how often each target is chosen, relative to the others
 
-	Clients     int64          // that the requests of streams stand for, in turn. Default: 1
-	ShouldObey  bool           // clients of the Arrivals wait for the Retry-After of a denial
-	Limit       *penstock.Plan // of each client at each target. Default: those that the answers state
-	MaxInFlight int            // further requests wait in the client. Default: 10,000
-	Allowed     []int          // statuses of 400 or more that say that limits admitted the request. Default: none
+	Clients               int64          // that the requests of streams stand for, in turn. Default: 1
+	ShouldHonorRetryAfter bool           // clients of the Arrivals wait for the Retry-After of a denial
+	Limit                 *penstock.Plan // of each client at each target. Default: those that the answers state
+	MaxInFlight           int            // further requests wait in the client. Default: 10,000
+	Allowed               []int          // statuses of 400 or more that say that limits admitted the request. Default: none
 
 	// Send sends a request of a client to a target, and returns its answer. Clients count from 1.
 	Send func(ctx context.Context, target int, client int64) Answer
@@ -134,7 +134,7 @@ func (r *run) client(ctx, requests context.Context, it *simulate.Item, client in
 		}
 		r.send(requests, s)
 		pause := it.Think(rng)
-		if r.ShouldObey {
+		if r.ShouldHonorRetryAfter {
 			pause = max(pause, s.answer.RetryAfter)
 		}
 		at = time.Since(r.start) + pause

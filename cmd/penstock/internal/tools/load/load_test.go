@@ -84,14 +84,14 @@ func TestRequestsOfARateDoNotWaitForAnswers(t *testing.T) {
 
 func TestClientsWaitForTheirAnswersAndRetryAfter(t *testing.T) {
 	for _, c := range []struct {
-		shouldObey bool
-		want       int64 // requests: one each second and a half, or each six and a half
+		shouldHonorRetryAfter bool
+		want                  int64 // requests: one each second and a half, or each six and a half
 	}{{false, 7}, {true, 2}} {
 		synctest.Test(t, func(t *testing.T) {
-			r := Run(t.Context(), Options{Arrivals: arrivals(t, "3 clients every 1s for 10s"), Weights: []int{1}, ShouldObey: c.shouldObey,
+			r := Run(t.Context(), Options{Arrivals: arrivals(t, "3 clients every 1s for 10s"), Weights: []int{1}, ShouldHonorRetryAfter: c.shouldHonorRetryAfter,
 				Send: answersAfter(500*time.Millisecond, Answer{Status: 429, RetryAfter: 6 * time.Second})})
 			if r.Sent != 3*c.want {
-				t.Errorf("3 clients that obey (%v) sent %d requests; want %d", c.shouldObey, r.Sent, 3*c.want)
+				t.Errorf("3 clients that obey (%v) sent %d requests; want %d", c.shouldHonorRetryAfter, r.Sent, 3*c.want)
 			}
 		})
 	}

@@ -166,15 +166,15 @@ func (e *editor) promoteRule(at int, r *policy.Rule, name string, node *yaml.Nod
 	return nil
 }
 
-// promoteCandidate moves the fields of a candidate into its limit. Fields of the limit that do not
-// fit are removed.
+// promoteCandidate moves the fields of a candidate into its limit, and removes the fields of the
+// limit that the candidate cannot have.
 func (e *editor) promoteCandidate(l *policy.Limit, node *yaml.Node, want map[string]any) error {
 	candidate, ok := want["candidate"].(map[string]any)
 	from := valueOf(node, "candidate")
 	if !ok || from == nil || from.Kind != yaml.MappingNode {
 		return errByHand
 	}
-	remove := unfit(l.Candidate, candidate)
+	remove := fieldsToRemove(l.Candidate, candidate)
 	for _, field := range remove {
 		delete(want, field)
 	}
@@ -186,18 +186,19 @@ func (e *editor) promoteCandidate(l *policy.Limit, node *yaml.Node, want map[str
 	return e.change(node, append(remove, "candidate"), from)
 }
 
-// unfit returns the optional fields that a limit must not have to be like a candidate. own are the
-// fields of the candidate itself.
-func unfit(candidate *policy.Limit, own map[string]any) (fields []string) {
+// fieldsToRemove returns the fields of a limit that cannot stay when its candidate is promoted: the
+// candidate has no such field, and the limit with it would differ from the candidate. own are the
+// fields of the candidate.
+func fieldsToRemove(candidate *policy.Limit, own map[string]any) (fields []string) {
 	a := candidate.Variants[0].Algorithm()
-	for field, isUnfit := range map[string]bool{
+	for field, mustGo := range map[string]bool{
 		"burst":        a.BurstUse() == algorithm.BurstUnused,
 		"sub_windows":  candidate.SubWindows == 0,
 		"timezone":     candidate.Timezone == "",
 		"algorithm":    a.IsCalendar(),
 		"count_denied": !candidate.Variants[0].CountsDenied(),
 	} {
-		if _, isOwn := own[field]; isUnfit && !isOwn {
+		if _, isOwn := own[field]; mustGo && !isOwn {
 			fields = append(fields, field)
 		}
 	}

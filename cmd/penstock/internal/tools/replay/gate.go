@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/accesslog"
-	"github.com/penstock/penstock/cmd/penstock/internal/tools/unwaited"
+	"github.com/penstock/penstock/cmd/penstock/internal/tools/nowait"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
@@ -21,19 +21,19 @@ import (
 
 // A gate decides the requests of a log as an instance would have, by the clock of the log.
 type gate struct {
-	gate   *httplimit.Gate
-	now    time.Time
-	due    actions
-	order  int64
-	answer response
-	mu     sync.Mutex // needed because shadows are decided concurrently
-	seen   observation
+	gate      *httplimit.Gate
+	now       time.Time
+	scheduled actions
+	lastOrder int64 // the order of the action that was scheduled last
+	answer    response
+	mu        sync.Mutex // needed because shadows are decided concurrently
+	seen      observation
 }
 
 // An observation is what the rules decided about one request.
 type observation struct {
 	outcome      admission.Outcome
-	rule, key    string // of the limit that mattered most
+	rule, key    string // of the limit that denies for longest, or else has the least left
 	retryAfter   time.Duration
 	wait         time.Duration
 	shadowDenied []string // rules
@@ -48,7 +48,7 @@ func newGate(rules *policy.Rules) (*gate, error) {
 		defer g.mu.Unlock()
 		g.seen.wait = max(g.seen.wait, d.Wait())
 	}
-	controller, err := admission.New(unwaited.Wrap(store, noteWait), rules, admission.Options{Observe: g.observe, Now: clock})
+	controller, err := admission.New(nowait.Wrap(store, noteWait), rules, admission.Options{Observe: g.observe, Now: clock})
 	if err != nil {
 		return nil, err
 	}
@@ -87,10 +87,10 @@ func (g *gate) send(r *http.Request, e *accesslog.Entry) observation {
 	return g.seen
 }
 
-// advance moves the clock. What is due until then happens at its time.
+// advance moves the clock. It runs the actions that are scheduled until then, each at its time.
 func (g *gate) advance(to time.Time) {
-	for len(g.due) > 0 && !g.due[0].at.After(to) {
-		a := heap.Pop(&g.due).(action)
+	for len(g.scheduled) > 0 && !g.scheduled[0].at.After(to) {
+		a := heap.Pop(&g.scheduled).(action)
 		g.now = a.at
 		a.do()
 	}
@@ -100,18 +100,18 @@ func (g *gate) advance(to time.Time) {
 }
 
 func (g *gate) schedule(at time.Time, do func()) {
-	g.order++
-	heap.Push(&g.due, action{at, g.order, do})
+	g.lastOrder++
+	heap.Push(&g.scheduled, action{at, g.lastOrder, do})
 }
 
 // An action is the end of a request, or a retry.
 type action struct {
 	at    time.Time
-	order int64
+	order int64 // of the actions of one time, the one with the lower order runs first
 	do    func()
 }
 
-// actions is a heap; the first is the next one.
+// actions is a heap. Its first action runs next.
 type actions []action
 
 func (a actions) Len() int      { return len(a) }

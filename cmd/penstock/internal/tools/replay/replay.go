@@ -413,8 +413,8 @@ func (r *Rule) deny(now time.Time) {
 
 // finish lets the last requests and retries end, and returns the result.
 func (t *tally) finish(showsIdentities bool) *Result {
-	for len(t.gate.due) > 0 {
-		t.gate.advance(t.gate.due[0].at)
+	for len(t.gate.scheduled) > 0 {
+		t.gate.advance(t.gate.scheduled[0].at)
 	}
 	r := &t.result
 	r.Rules, r.Top = []Rule{}, []Identity{}

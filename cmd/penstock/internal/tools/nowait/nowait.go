@@ -1,6 +1,6 @@
-// Package unwaited makes requests that would wait for their turn continue at once. A simulated
-// clock does not move while a request waits.
-package unwaited
+// Package nowait lets a request continue at once where it would wait for its turn. Simulations need
+// this, because their clock does not move while a request waits.
+package nowait
 
 import (
 	"context"
@@ -8,8 +8,8 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// Wrap returns a store whose decisions have no Wait. It calls note with each wait that it removes,
-// and the charges that would wait.
+// Wrap returns a store whose decisions have no Wait. It calls note with each decision whose Wait it
+// removes, before it removes it.
 func Wrap(store penstock.Store, note func(charges []penstock.Charge, d *penstock.Decision)) penstock.Store {
 	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		d, err := store.Decide(ctx, charges)
