@@ -27,7 +27,7 @@ type batch struct {
 type job struct {
 	kind        kind
 	key         string
-	charges     []penstock.Charge // the charges of a DEL with several keys; for other jobs it is single, set before the decision
+	charges     []penstock.Charge // of a DEL with several keys; for other jobs single[:], which the decision sets
 	single      [1]penstock.Charge
 	replyNumber int64 // in the reply to a THROTTLE, the limit; to a DEL, the number of keys
 

@@ -3,7 +3,7 @@
 //
 //	CL.THROTTLE user:42 15 30 60 1       a limit that comes with the call, as redis-cell has it
 //	THROTTLE user:42 15 30 60 1          the same, as throttlecrab has it
-//	DEL user:42                          forgets what user:42 has used of these
+//	DEL user:42                          resets what user:42 has used of these limits
 //	PENSTOCK.CHECK search user:42        a rule of the policy
 //
 // The server also replies to the commands that clients send when they connect, such as HELLO, AUTH

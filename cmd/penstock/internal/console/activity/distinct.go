@@ -146,6 +146,7 @@ func (d *Distinct) Count() (n, deviation float64) {
 	return n, n / math.Sqrt(k-2)
 }
 
+// ByLimit calls f for each limit with the number of keys that it denied, and its standard error.
 func (d *Distinct) ByLimit(f func(rule, limit string, n, deviation float64)) {
 	type key struct{ rule, limit string }
 	kept := make(map[key]float64) // how many hashes each limit has

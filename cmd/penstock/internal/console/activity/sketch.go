@@ -111,8 +111,8 @@ func (s *sketch) clone() sketch {
 	return c
 }
 
-// top returns the items of the sketch, the heaviest first. If the gap has changed, an item may have
-// had events that were not added even if all of its samples had the gap 1.
+// top returns the items of the sketch, the heaviest first. While the gap is above 1, events are
+// left out. So even if all samples of an item had the gap 1, the item may have had more events.
 func (s *sketch) top() *Top {
 	t := &Top{Total: s.total, Items: make([]Item, len(s.entries))}
 	for i := range s.entries {
@@ -151,9 +151,9 @@ type Item struct {
 	Largest  uint64  `json:"g,omitempty"` // the largest weight that a sample may have; 0: every event was added
 }
 
-// doubt is for items whose events are sampled. By Chernoff's bounds, the true weight of an item is
-// out of its Bounds with a probability of e^-doubt: one in three million.
-const doubt = 15.0
+// boundsExponent sets how certain the Bounds of sampled items are. By Chernoff's bounds, the true
+// weight is outside of them with a probability of e^-boundsExponent: one in three million.
+const boundsExponent = 15.0
 
 // Bounds returns the least and the largest true weight of an item. If its events were not sampled,
 // the bounds are certain. The upper bound does not include Missed.
@@ -164,8 +164,8 @@ func (i *Item) Bounds() (least, most uint64) {
 	}
 	sample := float64(i.Largest)
 	unseen := float64(i.Error) * sample // variance of the weight that the item may have had before the sketch kept it
-	below := math.Sqrt(2 * doubt * i.Variance)
-	above := doubt*sample + math.Sqrt(doubt*doubt*sample*sample+2*doubt*(i.Variance+unseen))
+	below := math.Sqrt(2 * boundsExponent * i.Variance)
+	above := boundsExponent*sample + math.Sqrt(boundsExponent*boundsExponent*sample*sample+2*boundsExponent*(i.Variance+unseen))
 	return uint64(max(0, float64(least)-below)), sum(most, uint64(above))
 }
 
@@ -219,8 +219,8 @@ func MergeTops(size int, parts ...*Top) *Top {
 	}
 	t.Items = make([]Item, 0, len(all))
 	for _, m := range all {
-		elsewhere := t.Floor - min(m.floors, t.Floor) // the floors of the parts that do not have the item
-		m.Weight, m.Error = sum(m.Weight, elsewhere), sum(m.Error, elsewhere)
+		otherFloors := t.Floor - min(m.floors, t.Floor) // of the parts that do not have the item
+		m.Weight, m.Error = sum(m.Weight, otherFloors), sum(m.Error, otherFloors)
 		t.Items = append(t.Items, m.Item)
 	}
 	t.sort()

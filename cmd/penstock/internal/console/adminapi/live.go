@@ -47,9 +47,9 @@ func (l *broadcaster) serve(w http.ResponseWriter, req *http.Request) {
 	follow(w, req, place, reader, func(text []byte) []byte { return text })
 }
 
-// places are the readers of events and denials. If all places are taken, a new reader gets that of
-// the reader that has had one for the longest time. So idle readers cannot block others, and a
-// displaced reader may connect again.
+// places bound the readers of events and denials. If all places are taken, a new reader gets that
+// of the oldest reader, whose stream ends. So idle readers cannot block others. A reader that has
+// lost its place may connect again.
 type places struct {
 	mu  sync.Mutex
 	all []chan struct{} // the oldest first; each is closed when another reader takes the place

@@ -68,9 +68,9 @@ func (h *Handler) receiveReset(ctx context.Context, w http.ResponseWriter, req *
 	return h.reset(ctx, wanted, a)
 }
 
-// requireOperator returns an error if a viewer is not an operator. what is what only operators may
-// do. Only they may write, and name a key. Otherwise anyone could guess keys, and compare their
-// numbers with those of masked keys.
+// requireOperator returns an error if a viewer is not an operator. In the error, what names the
+// action. Only operators may write, and name a key. Otherwise anyone could guess keys, and compare
+// their numbers with those of masked keys.
 func (h *Handler) requireOperator(v Viewer, what string) error {
 	switch {
 	case v.isOperator:

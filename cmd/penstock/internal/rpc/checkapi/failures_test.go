@@ -146,7 +146,7 @@ func TestIDsOfRemovedLimits(t *testing.T) {
 			t.Errorf("%s: Release: %d %s; want %d", name, w.Code, w.Body, c.release)
 		}
 	}
-	once, err := s.idCipher.encrypt(reservationKind, &idContent{Name: "once", TTL: 60_000, Expires: time.Now().Add(time.Minute).UnixMilli(), HasOnce: true, Charges: []idCharge{gone}})
+	once, err := s.idCipher.encrypt(reservationKind, &idContent{Name: "once", TTL: 60_000, Expires: time.Now().Add(time.Minute).UnixMilli(), IsNameShared: true, Charges: []idCharge{gone}})
 	if err != nil {
 		t.Fatal(err)
 	}

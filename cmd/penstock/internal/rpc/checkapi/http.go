@@ -59,9 +59,9 @@ func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		writeFailure(w, err)
 		return
 	}
-	hasStatus429, err := readQuery(r.URL)
-	if err == nil && hasStatus429 && !m.hasDecision() {
-		err = invalid("the query", "the response of this call has not one decision, so status=429 has no effect; remove it, and read the response")
+	shouldSend429, err := readQuery(r.URL)
+	if err == nil && shouldSend429 && !m.hasDecision() {
+		err = invalid("the query", "status=429 has no effect, because the response of this call does not have exactly one decision; remove it, and read the response")
 	}
 	if err != nil {
 		writeFailure(w, err)
@@ -98,7 +98,7 @@ func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	code := http.StatusOK
-	if d := decisionIn(answer); hasStatus429 && d != nil {
+	if d := decisionIn(answer); shouldSend429 && d != nil {
 		code = statusFor(h, d)
 	}
 	text := append(marshal(nil, answer.ProtoReflect()), '\n')
@@ -122,7 +122,7 @@ func (s *Service) authorize(r *http.Request, needs permission) error {
 var errWebPage = failf(codes.PermissionDenied, "web pages may not call this without a token; call it from a program")
 
 // readQuery reads the query of a call: status=429, or nothing.
-func readQuery(u *url.URL) (hasStatus429 bool, err error) {
+func readQuery(u *url.URL) (shouldSend429 bool, err error) {
 	if u.RawQuery == "" {
 		return false, nil
 	}

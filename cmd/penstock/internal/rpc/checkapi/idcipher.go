@@ -19,14 +19,14 @@ import (
 // authenticated content. Only processes with the same secret can read or write one. The names in
 // JSON are short, because the content is a part of the id.
 type idContent struct {
-	Name    string     `json:"n"`           // unique
-	Expires int64      `json:"e"`           // of a reservation: Unix ms
-	TTL     int64      `json:"t"`           // of a reservation: ms
-	HasOnce bool       `json:"o,omitempty"` // of a reservation: Name is its admission.SharedName, which repeats share
-	Charges []idCharge `json:"c,omitempty"`
+	Name         string     `json:"n"`           // unique
+	Expires      int64      `json:"e"`           // of a reservation: Unix ms
+	TTL          int64      `json:"t"`           // of a reservation: ms
+	IsNameShared bool       `json:"o,omitempty"` // of a reservation: a repeat of the Reserve gets the same Name; see admission.SharedName
+	Charges      []idCharge `json:"c,omitempty"`
 }
 
-// A idCharge is a charge that a store has granted.
+// An idCharge is a charge that a store has granted.
 type idCharge struct {
 	Rule    string `json:"r,omitempty"` // empty for a stated limit
 	Limit   string `json:"l,omitempty"` // empty for a stated limit

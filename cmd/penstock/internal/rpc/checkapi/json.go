@@ -34,7 +34,7 @@ func unmarshal(text []byte, m proto.Message) error {
 		}
 	}
 	// protojson accepts more than the OpenAPI file describes, and does not say where a mistake is.
-	f := form{text}
+	f := tokenReader{text}
 	if err := f.checkObject(f.next(), m.ProtoReflect().Descriptor(), ""); err != nil {
 		return err
 	}
@@ -62,11 +62,11 @@ func checkSyntax(text []byte) error {
 	return invalid("the body", "it is not JSON from byte %d on", err.Offset-1)
 }
 
-// A form reads the tokens of valid JSON.
-type form struct{ rest []byte }
+// A tokenReader reads the tokens of valid JSON.
+type tokenReader struct{ rest []byte }
 
 // next returns the next token: a bracket, or the text of a string, a number, true, false or null.
-func (f *form) next() []byte {
+func (f *tokenReader) next() []byte {
 	rest := bytes.TrimLeft(f.rest, " \t\r\n,:")
 	end := 1
 	switch rest[0] {
@@ -89,7 +89,7 @@ func (f *form) next() []byte {
 
 // checkObject checks that a value is an object with the fields of a message. The first token of the
 // value has been read. path is the path of the object, for errors. It is "" for the body.
-func (f *form) checkObject(first []byte, m protoreflect.MessageDescriptor, path string) error {
+func (f *tokenReader) checkObject(first []byte, m protoreflect.MessageDescriptor, path string) error {
 	if first[0] != '{' {
 		return invalid(placeOf(path), "it must be an object")
 	}
@@ -128,7 +128,7 @@ func nameOf(token []byte) string {
 // maxListed is the largest number of elements in a list or a map.
 const maxListed = 1000
 
-func (f *form) checkList(first []byte, field protoreflect.FieldDescriptor, at string) error {
+func (f *tokenReader) checkList(first []byte, field protoreflect.FieldDescriptor, at string) error {
 	if first[0] != '[' {
 		return invalid(at, "it must be a list")
 	}
@@ -142,14 +142,14 @@ func (f *form) checkList(first []byte, field protoreflect.FieldDescriptor, at st
 		}
 		n++
 	}
-	if n == 0 && at != "checks" { // Check reports an empty list of checks
+	if n == 0 && at != "checks" { // CheckBatch reports an empty list of checks
 		return invalid(at, "it is empty; leave it out")
 	}
 	return nil
 }
 
 // checkMap checks that a value is an object whose fields are strings.
-func (f *form) checkMap(first []byte, at string) error {
+func (f *tokenReader) checkMap(first []byte, at string) error {
 	if first[0] != '{' {
 		return invalid(at, "it must be an object")
 	}
@@ -169,7 +169,7 @@ func (f *form) checkMap(first []byte, at string) error {
 const maxInteger = 1<<53 - 1
 
 // checkValue checks a value that is neither a list nor a map.
-func (f *form) checkValue(first []byte, field protoreflect.FieldDescriptor, at string) error {
+func (f *tokenReader) checkValue(first []byte, field protoreflect.FieldDescriptor, at string) error {
 	isEmptyAllowed := field.HasPresence() || field.IsList()
 	switch field.Kind() {
 	case protoreflect.MessageKind:
@@ -202,7 +202,8 @@ func (f *form) checkValue(first []byte, field protoreflect.FieldDescriptor, at s
 	return nil
 }
 
-// isWhole reports whether a JSON number is whole. It does not round it first, as 1e-400 would be.
+// isWhole reports whether a JSON number is whole. It reads the text, because ParseFloat rounds
+// 1e-400 to 0.
 func isWhole(text string) bool {
 	digits, exponentText, hasExponent := strings.Cut(strings.ToLower(strings.TrimPrefix(text, "-")), "e")
 	exponent := 0

@@ -86,7 +86,7 @@ func (s *Service) takeForAnswers(r *penstockv1.CheckBatchRequest, held *heldMemo
 	return held.take(bytes)
 }
 
-// A meteredBody takes memory for a body while it is read, once more than smallCall bytes were.
+// A meteredBody takes memory while a body is read, as soon as it has more than smallCall bytes.
 type meteredBody struct {
 	io.Reader
 	held  *heldMemory

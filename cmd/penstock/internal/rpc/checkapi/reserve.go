@@ -54,7 +54,7 @@ func (s *Service) Reserve(ctx context.Context, r *penstockv1.ReserveRequest) (*p
 	}
 	t := s.idContentOf(check, a.TakeGrants())
 	if name := a.SharedName(); name != "" {
-		t.Name, t.HasOnce = name, true // a repeat gets the same reservation
+		t.Name, t.IsNameShared = name, true // a repeat gets the same reservation
 	}
 	timeLeft := ttl - a.Age() // a repeat expires with the first reservation, which was made Age ago
 	t.TTL, t.Expires = ttl.Milliseconds(), time.Now().Add(timeLeft).UnixMilli()
@@ -130,7 +130,7 @@ func (s *Service) corrections(t *idContent, r *penstockv1.SettleRequest) (batche
 		batches = append(batches, append([]penstock.Charge{once}, more...))
 		return err
 	}
-	if t.HasOnce && len(t.Charges) > 0 {
+	if t.IsNameShared && len(t.Charges) > 0 {
 		// The first batch is sent even if the policy does not have its limits any more.
 		key := t.Charges[0].Key
 		settled, err := admission.SettledCharge(t.Name, key, settleable(t.ttl()))

@@ -128,13 +128,13 @@ func (it *appliedLimit) denies() bool { return it.isOver && !it.isShadow }
 // the request: a request may use any of its quotas. With Options.QuotaMode, a descriptor without a
 // limit is a quota that always has room.
 func (c *call) isQuotaSpent() bool {
-	if !c.isQuota {
+	if !c.hasQuota {
 		return false
 	}
 	for i := range c.limits {
 		it := &c.limits[i]
-		isFree := it.kind == none && c.engine.options.QuotaMode
-		if isFree || it.kind > refuse && it.isQuota && !it.denies() {
+		isUnlimitedQuota := it.kind == none && c.engine.options.QuotaMode
+		if isUnlimitedQuota || it.kind > refuse && it.isQuota && !it.denies() {
 			return false
 		}
 	}

@@ -25,7 +25,7 @@ type call struct {
 	pending         []int  // indexes of limits that this round decides; see decide
 	nextRound       []int  // indexes of limits that the next round decides
 	isDenied        bool   // the request is already denied, so nothing more may be spent
-	isQuota         bool   // a limit with quota_mode has applied
+	hasQuota        bool   // a limit with quota_mode has applied
 
 	round         admission.ExplicitCharges // the enforced charges of this round, and the shadows below
 	shadows       []policy.Shadow
@@ -118,7 +118,7 @@ func (c *call) match() error {
 	for i := range c.limits {
 		if it := &c.limits[i]; it.kind > refuse {
 			c.pending = append(c.pending, i)
-			c.isQuota = c.isQuota || it.isQuota
+			c.hasQuota = c.hasQuota || it.isQuota
 		} else if it.kind == refuse {
 			c.isDenied = true
 		}
@@ -325,7 +325,7 @@ func (c *call) applyDecision(a *admission.Admission, outcome admission.Outcome, 
 	return nil
 }
 
-// compose collects the charges of a round. Items that cannot be in it wait for the next round.
+// compose collects the charges of a round. Limits that cannot be in it wait for the next round.
 func (c *call) compose() {
 	c.round.Charges, c.round.Limits = c.round.Charges[:0], c.round.Limits[:0]
 	c.shadows = c.shadows[:0]

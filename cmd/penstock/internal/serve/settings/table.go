@@ -191,7 +191,7 @@ func (s *Settings) rows() []Row {
 		{Name: "max-body", Default: "0", Form: size(&s.MaxBody, canBeZero, "1048576GB"),
 			Help: "maximum size of a request's body; larger ones get 413. 0 is no limit: bodies are streamed, and the upstream can limit them"},
 		{Name: "max-connections", Default: "10000", Form: count(&s.MaxConnections, 1, 1_000_000),
-			Help: "maximum number of client connections. At HTTP addresses, a further one takes the place of the one that has been idle longest. Otherwise it waits until one is closed"},
+			Help: "maximum number of client connections. At HTTP addresses, a further one takes the place of the one that has been idle longest. If none is idle, or at other addresses, it waits until one is closed"},
 
 		{Group: "Log", Name: "log-format", Default: "text", Form: choice(&s.LogFormat, "text", "json"),
 			Help: "format of log lines on standard error; text is colored on a terminal"},
