@@ -216,12 +216,12 @@ type Key struct {
 	Stored         string             `json:"stored,omitempty" doc:"the name of the key in the store; a request by key gets it only with the token"`
 	Source         string             `json:"source" doc:"where the state was read: store, deny_cache, lease, fallback, open or closed"`
 	DeniedBy       []string           `json:"denied_by" doc:"enforced limits, as RULE.LIMIT, that would deny a request of one unit now, whatever the tier of its client; empty if it would be allowed in one of the tiers"`
-	List           string             `json:"list,omitempty" doc:"allow: the client is never limited; deny: all its requests are rejected; unlisted: no request has the key, because the policy lists the values that count; absent: the key is on no list, or does not tell"`
+	List           string             `json:"list,omitempty" doc:"allow: the client is never limited; deny: all its requests are rejected; unlisted: no request has the key, because the policy lists the values that count; absent: the client is on no list, or the key alone does not tell"`
 	Results        []keylimits.Result `json:"results" doc:"what the enforced limits would decide about a request of one unit now, for each tier that the client may have. They decide nothing if list is set"`
 	Limits         []keylimits.Limit  `json:"limits"`
-	Global         []keylimits.Limit  `json:"global,omitempty" doc:"limits that all clients share, in the same rules, or enforced in rules that may apply together with these; they may deny the key's requests too"`
+	Global         []keylimits.Limit  `json:"global,omitempty" doc:"limits that all clients share: those of the same rules, and enforced ones of rules that may apply to the same requests. They may deny the key's requests too"`
 	Unread         []string           `json:"unread,omitempty" doc:"limits of new_identities, as RULE.LIMIT, that may deny this address too. Each instance counts them in its own memory, so they are neither read nor reset"`
-	UnderOtherKeys []string           `json:"elsewhere,omitempty" doc:"enforced limits, as RULE.LIMIT, that may count the client's requests under another key, such as its address; the key does not tell that one, so they are not read"`
+	UnderOtherKeys []string           `json:"elsewhere,omitempty" doc:"enforced limits, as RULE.LIMIT, that may count the client's requests under another key, such as its address; that key cannot be computed from this one, so they are not read"`
 	Repair         string             `json:"repair,omitempty" doc:"if a limit is corrupt: the command that deletes the values that Penstock did not write; absent if it would show a hidden key"`
 	Skipped        int                `json:"skipped" doc:"limits that were not read, because there are too many; name a rule"`
 }
