@@ -37,12 +37,14 @@ const (
 	ServerChanged EventKind = "server_changed" // a failover or a restart
 	KeysLost      EventKind = "keys_lost"
 	ChargedTwice  EventKind = "charged_twice" // another instance had already charged the requests
+	RegionFails   EventKind = "region_fails"  // another region gives no answer
+	RegionWorks   EventKind = "region_works"
 )
 
 // IsBad reports whether the event is a sign of trouble.
 func (k EventKind) IsBad() bool {
 	switch k {
-	case Weakened, ReloadFailed, BreakerOpen, StoreFails, Unlimited, ServerChanged, KeysLost, ChargedTwice:
+	case Weakened, ReloadFailed, BreakerOpen, StoreFails, Unlimited, ServerChanged, KeysLost, ChargedTwice, RegionFails:
 		return true
 	}
 	return false

@@ -61,6 +61,9 @@ type Options struct {
 	// Regions returns how this region exchanges with others. Default: there is one region.
 	Regions func() regions.Setup
 
+	// RegionsNow returns what is known of the other regions. Default: there are none.
+	RegionsNow func() []regions.Status
+
 	// Reader reads keys for operators. Default: it reads the Store.
 	Reader *keylimits.Reader
 

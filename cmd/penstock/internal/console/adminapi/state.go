@@ -19,6 +19,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/console/explain"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/keylimits"
 	"github.com/penstock/penstock/internal/policy/describe"
+	"github.com/penstock/penstock/internal/regions"
 	"github.com/penstock/penstock/policy"
 )
 
@@ -51,9 +52,19 @@ func (h *Handler) state(ctx context.Context) encoded {
 	if name := h.Upstream(); name != "" {
 		current.Upstream = &Upstream{name, latencyOf(&h.Recorder.Upstream)}
 	}
+	var known []regions.Status
+	if h.RegionsNow != nil {
+		known = h.RegionsNow()
+	}
+	for _, r := range known {
+		current.Regions = append(current.Regions, Region{Name: r.Region, IsInContact: r.IsInContact, HasDropped: r.HasDropped})
+	}
 	stable, _ := json.Marshal(current) // for the ETag: without the fields below, which change every second
 	sum := sha256.Sum256(stable)
 	current.Time = time.Now().UTC()
+	for i, r := range known {
+		current.Regions[i].LagMS, current.Regions[i].Changed = max(r.Contact.Milliseconds(), -1), r.Changed
+	}
 	const isSummed = true
 	current.Recent = h.history("seconds", recentSeconds, isSummed, nil) // of all series
 	current.Times = h.timings("seconds", recentSeconds)

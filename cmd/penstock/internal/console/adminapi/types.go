@@ -33,7 +33,17 @@ type State struct {
 	Waiting     int        `json:"waiting" doc:"requests that wait for their turn at this instance"`
 	Upstream    *Upstream  `json:"upstream,omitempty" doc:"only if this instance forwards requests"`
 	Recent      History    `json:"recent" doc:"the last 10 seconds: a line for each rule, and a line without a rule, which is the sum of all rules"`
+	Regions     []Region   `json:"regions,omitempty" doc:"the other regions, if limits hold for several"`
 	Times       Timings    `json:"recent_timings" doc:"how long calls took in the last 10 seconds"`
+}
+
+// A Region is another region, as this instance knows it.
+type Region struct {
+	Name        string `json:"name"`
+	IsInContact bool   `json:"in_contact" doc:"both regions know what the other has granted. Without contact, each has its share of the limits"`
+	LagMS       int64  `json:"lag_ms" doc:"milliseconds since both regions knew all that the other had granted; -1: never"`
+	Changed     int64  `json:"pending_counters" doc:"counters that have changed since the other region has asked"`
+	HasDropped  bool   `json:"has_dropped" doc:"some counters were not noted for the other region, because too many have changed"`
 }
 
 // An Upstream is what this instance forwards requests to.
@@ -302,7 +312,7 @@ type TimelineEvent struct {
 	Time     time.Time         `json:"time" doc:"by the clock of the instance"`
 	Instance string            `json:"instance" doc:"the host and the process ID of the instance, if they are known"`
 	IsSelf   bool              `json:"self" doc:"true for the instance that sends this response"`
-	Kind     string            `json:"kind" doc:"started, reloaded, weakened, reload_failed, key_reset, breaker_open, breaker_closed, store_fails, store_works, unlimited, limited_again, server_changed, keys_lost or charged_twice"`
+	Kind     string            `json:"kind" doc:"started, reloaded, weakened, reload_failed, key_reset, breaker_open, breaker_closed, store_fails, store_works, unlimited, limited_again, server_changed, keys_lost, charged_twice, region_fails or region_works"`
 	IsBad    bool              `json:"bad" doc:"the event is a sign of trouble"`
 	Text     string            `json:"text" doc:"the message of the log line"`
 	Details  map[string]string `json:"details" doc:"attributes of the log line; most of them only with the token"`

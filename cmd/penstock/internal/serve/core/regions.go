@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/logthrottle"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/batches"
@@ -85,10 +86,14 @@ func (r *regionExchange) exchanged(region string, err error) {
 	r.mu.Unlock()
 	switch {
 	case err == nil && wasFailed:
-		r.core.Log.Info("the exchange with a region works again", "region", region)
+		r.core.Log.Info("the exchange with a region works again", "region", region, activity.EventAttribute, string(activity.RegionWorks))
 	case err != nil:
-		if skipped, isDue := r.lines[region].Due(); isDue {
-			r.core.Log.Warn("the exchange with a region fails; without contact, each region has its share of the limits", withHint(err, "region", region, "err", err, "unlogged", skipped)...)
+		if skipped, isDue := r.lines[region].Due(); isDue || !wasFailed {
+			details := withHint(err, "region", region, "err", err, "unlogged", skipped)
+			if !wasFailed {
+				details = append(details, activity.EventAttribute, string(activity.RegionFails))
+			}
+			r.core.Log.Warn("the exchange with a region fails; without contact, each region has its share of the limits", details...)
 		}
 	}
 }
@@ -147,6 +152,14 @@ func (c *Core) RegionSetup() regions.Setup {
 		setup.Delay = cmp.Or(c.regions.Delay(), setup.Delay)
 	}
 	return setup
+}
+
+// RegionStatuses returns what is known of the other regions, if there are some.
+func (c *Core) RegionStatuses() []regions.Status {
+	if c.regions.Instance == nil {
+		return nil
+	}
+	return c.regions.Statuses()
 }
 
 // Settings tells package admission that the store has guards.

@@ -100,6 +100,7 @@ func (s *service) newAdminAPI(streams int) *adminapi.Handler {
 			return explain.Explain(s.core.Rules(), r, descriptor, keys, s.core.StoreState().Instances, s.core.RegionSetup())
 		},
 		Regions:     s.core.RegionSetup,
+		RegionsNow:  s.core.RegionStatuses,
 		AuthFailed:  s.metrics.AddAuthFailures(metrics.AdminCallers),
 		AuditIntent: s.auditFile.writeIntent,
 		Audit:       s.audit(),

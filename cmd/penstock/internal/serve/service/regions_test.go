@@ -3,6 +3,7 @@ package service
 import (
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -10,6 +11,8 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/activity"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/adminapi"
 	"github.com/penstock/penstock/internal/regions"
 	"github.com/penstock/penstock/internal/testing/eventually"
 	"github.com/penstock/penstock/internal/testing/redistest"
@@ -277,9 +280,25 @@ rules:
 	time.Sleep(5 * time.Second)
 	r.setCut("us", true)
 	r.awaitContact("us", false)
+	if state := getAdmin[adminapi.State](r.services["eu"], "state"); len(state.Regions) != 2 || state.Regions[1].Name != "us" || state.Regions[1].IsInContact || !state.Regions[0].IsInContact || state.Regions[1].LagMS <= state.Regions[0].LagMS {
+		t.Errorf("during the cut, the admin API reports the regions %+v; want ap in contact, and us without contact for longer", state.Regions)
+	}
+	if page := r.services["eu"].mustGet("http://"+r.services["eu"].Admin+"/health", 200); !strings.Contains(page, "no contact: each region has its share") {
+		t.Errorf("during the cut, the page Health does not say so: %s", page)
+	}
 	time.Sleep(5 * time.Second)
 	r.setCut("us", false)
 	r.awaitContact("us", true)
+	eventually.NoError(t, func() error {
+		var kinds []string
+		for _, e := range getAdmin[adminapi.Timeline](r.services["eu"], "timeline").Events {
+			kinds = append(kinds, e.Kind)
+		}
+		if !slices.Contains(kinds, string(activity.RegionFails)) || !slices.Contains(kinds, string(activity.RegionWorks)) {
+			return fmt.Errorf("after the cut, the timeline has the events %q; want that a region failed, and works again", kinds)
+		}
+		return nil
+	})
 	time.Sleep(2 * time.Second)
 	close(stop)
 	loads.Wait()
