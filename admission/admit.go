@@ -206,7 +206,7 @@ func (a *Admission) decideUncharged(err error) (outcome Outcome, _ error, isDeci
 		return DeniedNewIdentity, nil, true
 	}
 	a.options.markRefundable(v.Charges, v.Limits)
-	if err := a.addOnceCharges(&a.evaluation, &a.options); err != nil {
+	if err := a.addIdempotencyCharges(&a.evaluation, &a.options); err != nil {
 		outcome, err = a.rejectMalformed(err)
 		return outcome, err, true
 	}
@@ -316,10 +316,10 @@ func (a *Admission) decide(s *shadows) (Outcome, error) {
 func (a *Admission) applyDecision(latency time.Duration) (Outcome, error) {
 	d, err := a.batch.Decision, a.batch.Err
 	switch {
-	case a.onceCount > 0 && err == nil:
-		a.removeOnceCharges(&a.evaluation, &d)
-	case a.onceCount > 0:
-		a.removeOnceCharges(&a.evaluation, nil)
+	case a.addedCharges > 0 && err == nil:
+		a.removeIdempotencyCharges(&a.evaluation, &d)
+	case a.addedCharges > 0:
+		a.removeIdempotencyCharges(&a.evaluation, nil)
 	}
 	if a.isSettled {
 		return a.rejectMalformed(errSettled)

@@ -65,7 +65,7 @@ func New(store penstock.Store, rules policy.RuleSource, o Options) (*Controller,
 	}
 	settings := guard.SettingsOf(store)
 	if settings != nil {
-		if limit := unknownLimit(rules.Rules(), settings); limit != "" {
+		if limit := limitUnknownToGuards(rules.Rules(), settings); limit != "" {
 			return nil, fmt.Errorf("%w: admission: the guards of the store do not know on_failure, ceiling, lease, split_into and deny_cache_ttl of the limit %s; "+
 				"open the store with redisguard.Options{Guard: guard.Options{Limits: settings}}, where settings is the method Settings of these policy.Rules", penstock.ErrInvalid, limit)
 		}
@@ -84,6 +84,8 @@ func New(store penstock.Store, rules policy.RuleSource, o Options) (*Controller,
 		c.now = o.Now
 	}
 	c.scratches.New = func() any { return new(scratch) }
+	// Guards have a fallback of their own, and a store in memory needs none. Only their errors are
+	// left.
 	if _, isMemory := store.(*memstore.Store); isMemory || settings != nil {
 		c.store = c.withLastResort(store)
 	} else {
@@ -92,9 +94,9 @@ func New(store penstock.Store, rules policy.RuleSource, o Options) (*Controller,
 	return c, nil
 }
 
-// unknownLimit returns the name of an enforced limit that has settings for guards, although the
-// guards' own settings have nothing for it. If there is no such limit, it returns "".
-func unknownLimit(rules *policy.Rules, settings func(*penstock.Plan) guard.Settings) string {
+// limitUnknownToGuards returns the name of an enforced limit for which the policy has settings of
+// guards, but the guards of the store have none. If there is no such limit, it returns "".
+func limitUnknownToGuards(rules *policy.Rules, settings func(*penstock.Plan) guard.Settings) string {
 	for _, rule := range rules.Spec().Rules {
 		for _, l := range rule.Limits {
 			s := l.Guard

@@ -62,12 +62,12 @@ func SettledCharge(name, key string, settleable time.Duration) (penstock.Charge,
 // An idempotency finds out whether a request with an IdempotencyKey repeats one that was granted.
 // The zero value is for requests without a key.
 type idempotency struct {
-	onceCount  int    // how many of the last charges of the batch are those of addOnceCharges
-	sharedName string // see SharedName
-	window     time.Duration
-	isRepeat   bool
-	isSettled  bool          // the request is a reservation that was settled
-	age        time.Duration // if isRepeat: the time since the first request was granted
+	addedCharges int    // how many charges at the end of the batch are those of addIdempotencyCharges
+	sharedName   string // see SharedName
+	window       time.Duration
+	isRepeat     bool
+	isSettled    bool          // the request is a reservation that was settled
+	age          time.Duration // if isRepeat: the time since the first request was granted
 }
 
 // SharedName returns a name that the request shares with its repeats, and with no other request. It
@@ -81,11 +81,11 @@ func (r *idempotency) Age() time.Duration { return r.age }
 // Such a repeat has charged nothing.
 func (r *idempotency) IsRepeat() bool { return r.isRepeat }
 
-// addOnceCharges adds charges to the batch of a request with an IdempotencyKey. The charge "once"
-// can only be made by the first request with this key and the same charges, so the whole batch of a
-// repeat is denied. The batch of a reservation is also denied if it was settled, by a Peek of
-// "settled".
-func (r *idempotency) addOnceCharges(v *policy.Evaluation, o *RequestOptions) error {
+// addIdempotencyCharges adds charges to the batch of a request with an IdempotencyKey. The charge
+// "once" can only be made by the first request with this key and the same charges, so the whole
+// batch of a repeat is denied. The batch of a reservation is also denied if it was settled, by a
+// Peek of "settled".
+func (r *idempotency) addIdempotencyCharges(v *policy.Evaluation, o *RequestOptions) error {
 	isReservation := o.Settleable > 0
 	n := 1
 	if isReservation {
@@ -121,7 +121,7 @@ func (r *idempotency) addOnceCharges(v *policy.Evaluation, o *RequestOptions) er
 		settled.Mode = penstock.Peek
 		v.Charges, v.Limits = append(v.Charges, settled), append(v.Limits, onceLimit)
 	}
-	r.onceCount = n
+	r.addedCharges = n
 	return nil
 }
 
@@ -153,11 +153,11 @@ func nameOf(hash []byte) string {
 	return strings.ToLower(base32.StdEncoding.EncodeToString(hash))[:26]
 }
 
-// removeOnceCharges removes the charges that addOnceCharges has added, and their statuses from the
-// decision. If the request repeats one that was granted, the decision becomes one that grants 0
-// units. d is nil if there is no decision.
-func (r *idempotency) removeOnceCharges(v *policy.Evaluation, d *penstock.Decision) {
-	n := len(v.Charges) - r.onceCount
+// removeIdempotencyCharges removes the charges that addIdempotencyCharges has added, and their
+// statuses from the decision. If the request repeats one that was granted, the decision becomes one
+// that grants 0 units. d is nil if there is no decision.
+func (r *idempotency) removeIdempotencyCharges(v *policy.Evaluation, d *penstock.Decision) {
+	n := len(v.Charges) - r.addedCharges
 	if d == nil || isWithoutStore(d.Source) {
 		r.sharedName = "" // the store has not recorded the request
 	}
@@ -168,7 +168,7 @@ func (r *idempotency) removeOnceCharges(v *policy.Evaluation, d *penstock.Decisi
 			if r.isRepeat {
 				r.age = r.window - once.RetryAfter // the first request's unit is refilled after the window
 			}
-			r.isSettled = r.onceCount > 1 && d.Status(n+1).RetryAfter > 0
+			r.isSettled = r.addedCharges > 1 && d.Status(n+1).RetryAfter > 0
 		}
 		statuses := make([]penstock.Status, n)
 		for i := range statuses {
@@ -183,7 +183,7 @@ func (r *idempotency) removeOnceCharges(v *policy.Evaluation, d *penstock.Decisi
 	}
 	clear(v.Charges[n:])
 	v.Charges, v.Limits = v.Charges[:n], v.Limits[:n]
-	r.onceCount = 0
+	r.addedCharges = 0
 }
 
 // firstReceipts returns the receipts that the first request of a repeat has got for its charges. It

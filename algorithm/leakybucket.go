@@ -72,7 +72,7 @@ func leakyBucket(s queue, p Params, r Request, now int64) (Outcome, queue) {
 		taken = convert(taken, oldRate, rate)
 		taken = max(taken-3, 0) // convert rounded it up by less than 3
 	}
-	level, at, ahead, repaired := drain(rate, now, level, s.At)
+	level, at, ahead, repaired := drain(rate, now, level, s.At) // ahead: how far at is after now
 	room := capacity - level
 	before := level
 

@@ -7,8 +7,8 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// A demand bounds what the requests of a limit need. A denial is exact while no such request can be
-// granted.
+// A demand bounds what the requests of a limit need. While the store can grant no request within
+// these bounds, the counter does not change, so a cached denial is exact.
 type demand struct {
 	minCost     int64         // no request needs less
 	maxPatience time.Duration // no request has more
@@ -20,7 +20,7 @@ func (d demand) exceeds(other demand) bool {
 }
 
 // demands learn the demand of each limit from its requests. Limits whose ID has the same remainder
-// share an entry. Their demands are merged, which is safe.
+// share an entry, whose demand covers the requests of all of them. This never makes a denial wrong.
 type demands [1024]learntDemand
 
 type learntDemand struct {
@@ -29,9 +29,9 @@ type learntDemand struct {
 	maxPatience atomic.Int64
 }
 
-// enoughRequests is how many requests of a limit an instance must see before it accepts that none
-// needs fewer units. Other instances may have seen such a request before. Until then, the smallest
-// cost is taken to be 1.
+// enoughRequests is how many requests of a limit an instance must see before it relies on the
+// smallest cost among them. Until then, it takes the smallest cost to be 1, because other instances
+// may have seen cheaper requests.
 const enoughRequests = 64
 
 func (d *demands) entry(plan *penstock.Plan) *learntDemand {

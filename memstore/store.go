@@ -61,7 +61,8 @@ type Store struct {
 	reclaimFailedAt atomic.Int64 // when reclaim failed last, in µs since the epoch
 }
 
-// The door of a Store is unexported, so that the documentation of Store does not show it.
+// A door decides lists of batches for the other packages of this module. The name is unexported, so
+// that the documentation of Store does not show it.
 type door = batches.Door
 
 // New makes a Store.

@@ -18,9 +18,11 @@ type Rules struct {
 	keyCount       int                        // the length of request.keys
 	settings       map[string][]limitSettings // by rule
 	byName         map[string]*Rule
-	names          readNames
+	names          readNames // of the headers, cookies and parameters that the policy reads
 
-	identifying []string // headers of tokens, identities and lists, except inPreflights: no CORS preflight has one
+	// identifying are the headers that tokens, identities and lists read. A request with one of them
+	// is no CORS preflight. So the list leaves out inPreflights, which preflights may have.
+	identifying []string
 }
 
 // A Rule says how the requests that it matches are limited.

@@ -29,7 +29,8 @@ type Store struct {
 	redis *redisstore.Store
 }
 
-// The door of a Store is unexported, so that the documentation of Store does not show it.
+// A door decides lists of batches for the other packages of this module. The name is unexported, so
+// that the documentation of Store does not show it.
 type door = batches.Door
 
 // Open makes a Store for the server or servers that a URL names; see redisstore.Open for its

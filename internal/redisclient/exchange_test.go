@@ -64,7 +64,7 @@ var replyCases = []struct {
 	name     string
 	commands []string
 	stream   string
-	surplus  string // what is not accepted; "" if the stream is right
+	surplus  string // the end of the stream that must not pass: "\n" if its last reply is malformed; "" if all is right
 }{
 	{"packed string", []string{evalsha}, "$5\r\n\x00\r\n\xff1\r\n", ""},
 	{"all types", []string{"EXEC"}, "*11\r\n+OK\r\n-ERR no\r\n:-42\r\n$0\r\n\r\n$-1\r\n*-1\r\n_\r\n#t\r\n,1.5\r\n(123\r\n%1\r\n=7\r\ntxt:abc\r\n~1\r\n!3\r\nERR\r\n", ""},

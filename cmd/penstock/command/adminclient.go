@@ -126,9 +126,10 @@ func (a *admin) errRefused(status int, text []byte) error {
 	return refusal(a.address, status, cmp.Or(shortened(problem.Detail), notTheAPI), "PENSTOCK_OPERATOR_TOKEN")
 }
 
-// errNoToken returns the error for a reset without a token. It reads a key, which needs the token
-// at every instance. So the answer reports whether the instance has an operator_token at all.
-func (a *admin) errNoToken(ctx context.Context) error {
+// explainMissingToken returns the error for a reset without a token. It tries to read a key, which
+// every instance refuses without the token. The refusal says whether the instance has an
+// operator_token at all.
+func (a *admin) explainMissingToken(ctx context.Context) error {
 	if _, err := a.fetchKey(ctx, keyQuery{key: "global"}); err != nil {
 		return err
 	}

@@ -202,7 +202,7 @@ func (r *resetCommand) resetAtInstance(c *cobra.Command, given *storeFlags, want
 	}
 	defer instance.Close()
 	if token.text == "" {
-		return instance.errNoToken(c.Context())
+		return instance.explainMissingToken(c.Context())
 	}
 	found, err := instance.fetchKey(c.Context(), wanted)
 	if err != nil {

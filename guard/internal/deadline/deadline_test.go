@@ -26,8 +26,7 @@ func decide(t *testing.T, ctx context.Context, store penstock.Store) {
 	}
 }
 
-// A decision has a deadline while it is decided, also one of no time. Afterwards its context has
-// ended.
+// A decision has a deadline until it is made, even if Set.After is 0. Then its context ends.
 func TestDecisionHasADeadlineUntilItsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, after := range []time.Duration{0, 1, time.Second} {

@@ -134,7 +134,7 @@ func (c *call) isQuotaSpent() bool {
 	for i := range c.limits {
 		it := &c.limits[i]
 		isUnlimitedQuota := it.kind == none && c.engine.options.QuotaMode
-		if isUnlimitedQuota || it.kind > refuse && it.isQuota && !it.denies() {
+		if isUnlimitedQuota || it.kind.isCharge() && it.isQuota && !it.denies() {
 			return false
 		}
 	}

@@ -56,8 +56,8 @@ type appliedLimit struct {
 	reset     int64 // seconds
 }
 
-// A kind is what happens to a descriptor. The kinds greater than refuse are charges, and the store
-// decides them.
+// A kind is what happens to a descriptor. The kinds after refuse are charges, which the store
+// decides.
 type kind uint8
 
 const (
@@ -70,6 +70,9 @@ const (
 	refund                // units are returned
 	forbid                // the limit is 0, so it always denies
 )
+
+// isCharge reports whether the store decides the descriptor.
+func (k kind) isCharge() bool { return k > refuse }
 
 // A decider is what has decided a limit.
 type decider uint8
@@ -116,7 +119,7 @@ func (c *call) match() error {
 		}
 	}
 	for i := range c.limits {
-		if it := &c.limits[i]; it.kind > refuse {
+		if it := &c.limits[i]; it.kind.isCharge() {
 			c.pending = append(c.pending, i)
 			c.hasQuota = c.hasQuota || it.isQuota
 		} else if it.kind == refuse {
@@ -228,7 +231,7 @@ func (c *call) removeReplaced() {
 		for _, name := range l.config.Replaces {
 			for j := range c.limits {
 				other := &c.limits[j]
-				isConfigured := other.kind > refuse && other.limit.config != nil
+				isConfigured := other.kind.isCharge() && other.limit.config != nil
 				if isConfigured && other.limit.config.Name == name {
 					other.kind = none
 				}

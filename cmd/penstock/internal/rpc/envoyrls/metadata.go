@@ -16,7 +16,7 @@ func (c *call) metadata() map[string]any {
 	passed := make(map[string]any)
 	for i := range c.limits {
 		it := &c.limits[i]
-		if it.kind > refuse && !it.denies() && it.limit.config != nil {
+		if it.kind.isCharge() && !it.denies() && it.limit.config != nil {
 			mergeMetadata(passed, it.limit.config.Metadata)
 		}
 	}

@@ -47,8 +47,8 @@ func (c *Core) Marker() []string {
 
 // A chargeNote is what Observe notes in the context of a request that the proxy decides.
 type chargeNote struct {
-	isCharged    atomic.Bool // a limit has charged the request in the store
-	chargedTwice func()      // called if a limit decides the request in the store; nil: no other instance has charged it
+	isCharged   atomic.Bool // a limit has charged the request in the store
+	reportTwice func()      // called if a limit here decides the request in the store too; nil: no other instance has charged it
 }
 
 // noteKey is the key of the chargeNote in a context.
@@ -56,14 +56,14 @@ type noteKey struct{}
 
 // NoteCharges returns a context in which Observe notes what limits decide about the request. Then
 // IsCharged can be called with this context. markers are the values of MarkerHeader that the
-// request has. chargedTwice is called at most once, if another instance with the same store, prefix
+// request has. reportTwice is called at most once, if another instance with the same store, prefix
 // and policy has charged the request, and a limit of this instance decides it too.
 //
 // NoteCharges never waits for the store, so it may recognize an instance only after some seconds.
-func (c *Core) NoteCharges(ctx context.Context, markers []string, chargedTwice func()) context.Context {
+func (c *Core) NoteCharges(ctx context.Context, markers []string, reportTwice func()) context.Context {
 	note := new(chargeNote)
 	if len(markers) == 1 && c.isOther(markers[0]) {
-		note.chargedTwice = chargedTwice
+		note.reportTwice = reportTwice
 	}
 	return context.WithValue(ctx, noteKey{}, note)
 }
@@ -74,9 +74,10 @@ func IsCharged(ctx context.Context) bool {
 	return ok && note.isCharged.Load()
 }
 
-// noteDecision notes the decision about a request for IsCharged. It reports a request that another
-// instance has charged. Requests that no enforced limit counts are charged nowhere. While a
-// fallback decides, instances do not share the counters.
+// noteDecision notes for IsCharged that the store has decided a request by an enforced limit. It
+// calls reportTwice if another instance has charged the request too. It notes nothing if no
+// enforced limit counts the request, or if a fallback decided it: its counters are not those of the
+// store.
 func (c *Core) noteDecision(e *admission.Event) {
 	if e.Context == nil || !isEnforcedDecision(e) {
 		return
@@ -90,9 +91,9 @@ func (c *Core) noteDecision(e *admission.Event) {
 	if !ok {
 		return
 	}
-	if isFirst := !note.isCharged.Swap(true); isFirst && note.chargedTwice != nil {
+	if isFirst := !note.isCharged.Swap(true); isFirst && note.reportTwice != nil {
 		c.markers.lastCharged.Store(time.Now().Unix())
-		note.chargedTwice()
+		note.reportTwice()
 	}
 }
 

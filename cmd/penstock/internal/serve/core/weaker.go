@@ -147,8 +147,8 @@ func countsDenied(l *policy.Limit) bool {
 	return slices.ContainsFunc(l.Variants, func(p *penstock.Plan) bool { return p.CountsDenied() })
 }
 
-// readsMorePaths reports whether paths that were one path, or were rejected, are paths of their own
-// now. Then a client has several, and rules may not match all of them.
+// readsMorePaths reports whether next distinguishes paths that old treats as one, or accepts paths
+// that old rejects. Then a client can choose among more paths, and rules may not match all of them.
 func readsMorePaths(old, next policy.Paths) bool {
 	return old.IgnoreCase && !next.IgnoreCase || old.IgnoreTrailingSlash && !next.IgnoreTrailingSlash ||
 		old.StripParameters && !next.StripParameters || !old.KeepEncodedSlash && next.KeepEncodedSlash

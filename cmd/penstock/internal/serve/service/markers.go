@@ -25,7 +25,7 @@ func (s *service) setMarker(ctx context.Context, h http.Header) {
 func (s *service) noteMarkers(next http.Handler) http.Handler {
 	count := s.metrics.AddChargedTwice()
 	line := &logthrottle.Line{Every: time.Hour}
-	chargedTwice := func() {
+	reportTwice := func() {
 		count()
 		if _, isDue := line.Due(); isDue {
 			s.Log.Warn("requests were already charged by another instance with the same store, prefix and policy, so clients get at most half of their limits; give one of the two its own rules or prefix",
@@ -34,7 +34,7 @@ func (s *service) noteMarkers(next http.Handler) http.Handler {
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if s.core.Marker() != nil {
-			r = r.WithContext(s.core.NoteCharges(r.Context(), r.Header[core.MarkerHeader], chargedTwice))
+			r = r.WithContext(s.core.NoteCharges(r.Context(), r.Header[core.MarkerHeader], reportTwice))
 		}
 		next.ServeHTTP(w, r)
 	})

@@ -215,7 +215,7 @@ func (h *heldMemory) releaseAll() {
 func (h *heldMemory) note(state http.ConnState) {
 	switch state {
 	case http.StateIdle:
-		if !h.isInRequest.Load() { // net/http reports it before any request, so it has begun HTTP/2
+		if !h.isInRequest.Load() { // only an HTTP/2 connection is idle before its first request
 			h.isHTTP2.Store(true)
 			h.beginRequest()
 		}
@@ -245,7 +245,8 @@ func heldMemoryIn(conn net.Conn) *heldMemory {
 
 type heldMemoryKey struct{}
 
-// withHeldMemory is the ConnContext of an http.Server whose handler is that of limitMemory.
+// withHeldMemory is the ConnContext of an http.Server. By the context that it returns, limitMemory
+// finds the heldMemory of the connection.
 func (s *service) withHeldMemory(ctx context.Context, conn net.Conn) context.Context {
 	held := heldMemoryIn(conn)
 	if held == nil {

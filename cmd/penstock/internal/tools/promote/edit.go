@@ -126,7 +126,7 @@ func (e *editor) inline(n *yaml.Node) (string, error) {
 func (e *editor) span(n *yaml.Node) (from, to int, err error) {
 	from = e.offset(n.Line, n.Column)
 	if n.Anchor != "" || n.Style&yaml.TaggedStyle != 0 || n.Kind == yaml.AliasNode {
-		return 0, 0, errByHand // others may depend on the place of the value
+		return 0, 0, errByHand // other values may refer to an anchor
 	}
 	isFlow := n.Style&yaml.FlowStyle != 0
 	switch {

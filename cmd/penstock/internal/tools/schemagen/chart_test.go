@@ -14,12 +14,12 @@ import (
 const chart = "../../../../../deploy/helm/penstock/"
 
 // setFromOtherValues are the settings of penstock serve that the chart sets from other values, such
-// as store. The value settings does not accept them.
+// as store. They are rejected in the value named settings.
 var setFromOtherValues = []string{"listen", "api", "grpc", "resp", "admin_listen", "store", "caller_token", "operator_token", "key_hash_secret",
 	"envoy_config", "min_instances", "drain_delay", "drain_timeout"}
 
-// generateValues returns the schema of the chart's values. It is made from values.yaml: its values
-// have the types, and its comments are the descriptions.
+// generateValues returns the schema of the chart's values. Each value has the type of its default
+// in values.yaml, and the comment there as its description.
 func generateValues() ([]byte, error) {
 	text, err := os.ReadFile(chart + "values.yaml")
 	if err != nil {
