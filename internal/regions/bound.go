@@ -18,7 +18,8 @@ type Setup struct {
 }
 
 // Bound returns how many units all regions together may admit beyond a limit, under one key, and
-// says so in words. MaxInt64 is any number. If there is nothing to say, the text is "".
+// says so in words. MaxInt64 means that there is no bound. The text is "" for one region with a
+// limit of its own.
 func (s Setup) Bound(plan *penstock.Plan) (over int64, text string) {
 	others := int64(s.Count - 1)
 	switch isAcross := IsAcross(plan); {
@@ -50,8 +51,8 @@ func Within(plan *penstock.Plan, interval time.Duration) int64 {
 
 func bounded(units float64) int64 { return int64(min(units, math.MaxInt64/4)) }
 
-// Unmerged returns how many units another region may have granted within a lag. Of a window, these
-// are at most its units.
+// Unmerged returns how many units another region may have granted within a lag, and this one has
+// not merged. Of an aligned window, these are at most its units.
 func Unmerged(plan *penstock.Plan, lag time.Duration) int64 {
 	if plan.Algorithm().WindowsDiffer() {
 		return plan.Capacity()

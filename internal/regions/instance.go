@@ -38,8 +38,8 @@ const (
 
 // An Instance is one of the processes that decide for a region. They share the region's Redis, and
 // keep there what they know of the other regions. Each writes what it has granted, and reads the
-// rest, five times in Options.Every. One of them is the leader, which asks the other regions. If it
-// dies, another one is the leader after Options.Every.
+// rest, five times in Options.Every. One of them is the leader, which asks the other regions. If
+// the leader dies, another instance becomes the leader within Options.Every.
 type Instance struct {
 	*Exchange
 	own    Server
@@ -48,30 +48,30 @@ type Instance struct {
 	keys   []string
 	peers  map[string]Peer
 
-	together int // counters that one script notes
+	notesPerScript int // counters that one script notes for each other region
 
 	mu         sync.Mutex
 	plans      map[[2]uint64][]*penstock.Plan
-	pending    map[id]*pending
-	hasDropped bool              // some were not noted, because too many were, and Redis does not know it yet
+	pending    map[id]*pendingChange
+	hasDropped bool              // pending was full, so some changes were not noted; not yet written to Redis
 	states     map[string]Status // by region
-	leads      lease
+	leadership leadership
 	clock      clock  // of the region's Redis
-	floor      uint64 // the least fence: a region knows one from before our data was lost
+	minFence   uint64 // the largest fence that another region knows from before this region lost its data
 
-	turn sync.Mutex // held during a sync, so that older replies do not replace newer ones
+	syncing sync.Mutex // held during a sync, so that older replies do not replace newer ones
 
 	work *background.Group
 }
 
-// A pending is a change that is not written yet.
-type pending struct {
+// A pendingChange is a change that is not yet written to the region's Redis.
+type pendingChange struct {
 	change
-	counts time.Duration
+	counts time.Duration // how long its units count in the limit, at most
 }
 
-// A lease says that this instance is the leader.
-type lease struct {
+// A leadership says that this instance is the leader.
+type leadership struct {
 	fence uint64
 	until time.Time
 }
@@ -96,9 +96,9 @@ func (c clock) at(t time.Time) int64 {
 type Status struct {
 	Region      string
 	IsInContact bool
-	Contact     time.Duration // since both regions had merged all of the other; below 0: never
+	Contact     time.Duration // time since each of the two regions had merged all totals of the other; below 0: never
 	Took        time.Duration // the last answer, until it was merged
-	Changed     int64         // counters that the other region has not asked for
+	Changed     int64         // counters that have changed since the other region asked
 	HasDropped  bool          // some were dropped lately, because there were too many
 }
 
@@ -121,8 +121,8 @@ func NewInstance(o Options, own Server, servers map[string]Server, secret []byte
 	}
 	i := &Instance{
 		Exchange: e, own: own, sealer: newSealer(secret), name: rand.Text(), keys: []string{"regions"}, peers: make(map[string]Peer),
-		plans: make(map[[2]uint64][]*penstock.Plan), pending: make(map[id]*pending), states: make(map[string]Status), work: background.New(),
-		together: notedTogether / len(o.Peers),
+		plans: make(map[[2]uint64][]*penstock.Plan), pending: make(map[id]*pendingChange), states: make(map[string]Status), work: background.New(),
+		notesPerScript: notedTogether / len(o.Peers),
 	}
 	e.ledger = i
 	for _, name := range o.Peers {
@@ -140,7 +140,7 @@ func keysOf(region string) []string {
 // Start starts the exchange.
 func (i *Instance) Start() {
 	i.work.Start(func(ctx context.Context) {
-		background.Every(ctx, i.o.flush(), func() {
+		background.Every(ctx, i.o.flushInterval(), func() {
 			defer panicked.Recover("regions are exchanged")
 			if err := i.flush(ctx); ctx.Err() == nil {
 				i.o.Exchanged(i.o.Self, err)
@@ -160,7 +160,7 @@ func (i *Instance) Close() {
 	}
 }
 
-// Use replaces the limits that the exchange knows. Totals of others are not merged.
+// Use replaces the limits that the exchange knows. It merges no totals of other limits.
 func (i *Instance) Use(plans []*penstock.Plan) {
 	known := make(map[[2]uint64][]*penstock.Plan)
 	for _, p := range plans {
@@ -192,8 +192,8 @@ func (i *Instance) Statuses() (all []Status) {
 	return all
 }
 
-// Delay returns how long a message to the farthest region takes, as far as answers of the last time
-// tell. It is 0 if there were none.
+// Delay returns how long a message to the farthest region takes, by the last answer of each. It is
+// 0 if there was none.
 func (i *Instance) Delay() (most time.Duration) {
 	for _, s := range i.Statuses() {
 		most = max(most, s.Took/messages)
@@ -209,16 +209,16 @@ const messages = 4
 // counters come with the first answer, and their totals with the second.
 func (o Options) RedisLag(delay time.Duration) (usual, most time.Duration) {
 	o.setDefaults()
-	return o.Lag(o.flush() + (messages-1)*delay)
+	return o.Lag(o.flushInterval() + (messages-1)*delay)
 }
 
 func (i *Instance) note(c Counter, units int64, counts time.Duration) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.noteLocked(idOf(c), pending{change{c, units}, min(max(counts, 0), maxCounts)})
+	i.noteLocked(idOf(c), pendingChange{change{c, units}, min(max(counts, 0), maxCounts)})
 }
 
-func (i *Instance) noteLocked(id id, p pending) {
+func (i *Instance) noteLocked(id id, p pendingChange) {
 	known := i.pending[id]
 	switch {
 	case known != nil:
@@ -236,13 +236,13 @@ func (i *Instance) unwritten() int {
 	return len(i.pending)
 }
 
-func (i *Instance) isAsking() bool {
+func (i *Instance) isLeader() bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	return i.o.Now().Before(i.leads.until)
+	return i.o.Now().Before(i.leadership.until)
 }
 
-func (i *Instance) merged(ctx context.Context, region string, asked time.Time, answer Answer) error {
+func (i *Instance) recordMerged(ctx context.Context, region string, asked time.Time, answer Answer) error {
 	return i.sync(ctx, &mergedAnswer{region, asked, answer}, i.o.Every)
 }
 
@@ -256,7 +256,7 @@ type mergedAnswer struct {
 // flush writes all that is pending, in as many scripts as it needs.
 func (i *Instance) flush(ctx context.Context) error {
 	for {
-		if err := i.sync(ctx, nil, i.o.Every); err != nil || i.unwritten() < i.together {
+		if err := i.sync(ctx, nil, i.o.Every); err != nil || i.unwritten() < i.notesPerScript {
 			return err
 		}
 	}
@@ -265,22 +265,23 @@ func (i *Instance) flush(ctx context.Context) error {
 // errDeposed is why an answer was not recorded.
 var errDeposed = errors.New("another instance leads the exchange now")
 
-// sync runs syncLua. life is how long this instance leads from now on, if it is elected.
-func (i *Instance) sync(ctx context.Context, done *mergedAnswer, life time.Duration) error {
-	i.turn.Lock()
-	defer i.turn.Unlock()
+// sync runs syncLua. If this instance is elected, it is the leader for the time leadFor. done is
+// nil if there is no answer to record.
+func (i *Instance) sync(ctx context.Context, done *mergedAnswer, leadFor time.Duration) error {
+	i.syncing.Lock()
+	defer i.syncing.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, i.o.Silence)
 	defer cancel()
 	noted, counts := i.takePending()
 	i.mu.Lock()
-	fence, floor, hasDropped, clock := i.leads.fence, i.floor, "0", i.clock
+	fence, minFence, hasDropped, clock := i.leadership.fence, i.minFence, "0", i.clock
 	if i.hasDropped {
 		hasDropped = "1"
 	}
 	i.hasDropped = false
 	i.mu.Unlock()
 	sent := i.o.Now()
-	args := []string{i.o.Self, i.name, i.sealer.mark, micros(life), strconv.FormatUint(floor, 10), micros(counts + i.o.Silence), strconv.Itoa(maxChanged)}
+	args := []string{i.o.Self, i.name, i.sealer.mark, micros(leadFor), strconv.FormatUint(minFence, 10), micros(counts + i.o.Silence), strconv.Itoa(maxChanged)}
 	if done != nil {
 		isFull := "0"
 		if done.IsFull {
@@ -297,9 +298,9 @@ func (i *Instance) sync(ctx context.Context, done *mergedAnswer, life time.Durat
 	}
 	reply, err := i.own.Eval(ctx, syncLua, i.keys, args...)
 	if err == nil {
-		err = i.read(reply, sent, life)
+		err = i.read(reply, sent, leadFor)
 	}
-	if err != nil { // it may be noted twice, which changes nothing
+	if err != nil { // the script may have run; to note a counter twice does no harm
 		i.mu.Lock()
 		defer i.mu.Unlock()
 		for _, p := range noted {
@@ -308,19 +309,19 @@ func (i *Instance) sync(ctx context.Context, done *mergedAnswer, life time.Durat
 		i.hasDropped = i.hasDropped || hasDropped == "1"
 		return err
 	}
-	if i.mu.Lock(); done != nil && (fence == 0 || i.leads.fence != fence) {
+	if i.mu.Lock(); done != nil && (fence == 0 || i.leadership.fence != fence) {
 		err = errDeposed
 	}
 	i.mu.Unlock()
 	return err
 }
 
-// takePending takes some of the changes that are pending. counts is how long the longest counts.
-func (i *Instance) takePending() (all []pending, counts time.Duration) {
+// takePending takes at most notesPerScript of the pending changes. counts is the longest of theirs.
+func (i *Instance) takePending() (all []pendingChange, counts time.Duration) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	for id, p := range i.pending {
-		if len(all) == i.together {
+		if len(all) == i.notesPerScript {
 			break
 		}
 		all, counts = append(all, *p), max(counts, p.counts)
@@ -329,8 +330,9 @@ func (i *Instance) takePending() (all []pending, counts time.Duration) {
 	return all, counts
 }
 
-// read reads a reply of syncLua. All ages are those when the script was sent, or older.
-func (i *Instance) read(reply string, sent time.Time, life time.Duration) error {
+// read reads a reply of syncLua. The script ran after sent. So a time that read computes from an
+// age may be too early, and is never too late.
+func (i *Instance) read(reply string, sent time.Time, leadFor time.Duration) error {
 	if other, ok := strings.CutPrefix(reply, "other "); ok {
 		return fmt.Errorf("%w: the store belongs to region %q, and this instance is of region %q; give each region its own store", penstock.ErrInvalid, other, i.o.Self)
 	}
@@ -349,9 +351,9 @@ func (i *Instance) read(reply string, sent time.Time, life time.Duration) error 
 	defer i.Exchange.mu.Unlock()
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.leads, i.clock = lease{}, clock{now, i.o.Now()}
+	i.leadership, i.clock = leadership{}, clock{now, i.o.Now()}
 	if fence > 0 {
-		i.leads = lease{fence, sent.Add(life)}
+		i.leadership = leadership{fence, sent.Add(leadFor)}
 	}
 	for n, name := range i.o.Peers {
 		var merged uint64
@@ -383,7 +385,7 @@ type remote struct {
 	region string
 	server Server
 	decide batches.Func
-	there  clock // of its Redis
+	there  clock // of the other region's Redis
 }
 
 // Answer asks the other region's Redis.
@@ -393,7 +395,7 @@ func (r *remote) Answer(ctx context.Context, ask Ask) (Answer, error) {
 		contact, contactAt = micros(ask.Contact), r.there.at(r.o.Now().Add(-ask.Contact))
 	}
 	r.mu.Lock()
-	fence := r.leads.fence
+	fence := r.leadership.fence
 	r.mu.Unlock()
 	reply, err := r.server.Eval(ctx, askLua, append([]string{"regions"}, keysOf(ask.From)...),
 		r.region, ask.From, r.sealer.mark, strconv.FormatUint(fence, 10), strconv.FormatUint(ask.Merged, 10), contact, strconv.Itoa(r.o.MaxTotals),
@@ -422,9 +424,9 @@ func (r *remote) readAnswer(reply string) (answer Answer, counters []Counter, er
 	case "secret":
 		return answer, nil, r.errSecret()
 	case "fence":
-		floor, _ := strconv.ParseUint(value, 10, 64)
+		fence, _ := strconv.ParseUint(value, 10, 64)
 		r.mu.Lock()
-		r.floor = max(r.floor, floor)
+		r.minFence = max(r.minFence, fence)
 		r.mu.Unlock()
 		return answer, nil, errDeposed
 	}

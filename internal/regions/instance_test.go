@@ -146,8 +146,8 @@ func TestMalformedRepliesAreErrors(t *testing.T) {
 			t.Errorf("the reply %q is no error, but %v", reply, counters)
 		}
 	}
-	if i.floor != 9 {
-		t.Errorf("the least fence is %d; want 9", i.floor)
+	if i.minFence != 9 {
+		t.Errorf("the least fence is %d; want 9", i.minFence)
 	}
 	answer, counters, err := r.readAnswer("7 0 9\n3\nabc20\n01234567890123456789")
 	if want := (Answer{Number: 7, hasMore: true}); err != nil || len(counters) != 0 || !reflect.DeepEqual(answer, want) {
@@ -238,7 +238,7 @@ func TestGrantsOfShadowsAndFallbacksAreNoted(t *testing.T) {
 		if _, err := store.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: p, Cost: 1}}); err != nil {
 			t.Fatal(err)
 		}
-		if n := len(eu.site.visitors["us"].changed); n != want {
+		if n := len(eu.site.consumers["us"].changed); n != want {
 			t.Errorf("a denial from %v notes %d counters; want %d", source, n, want)
 		}
 	}

@@ -7,12 +7,12 @@ import (
 	"time"
 )
 
-// A Look is what a region's Redis shows to one who examines it.
+// A Look is what a region's Redis shows about the exchange, for penstock doctor and explain.
 type Look struct {
 	Clock  time.Time
 	Region string   // the name that its instances have; "" if none has used it
 	Peers  []string // the other regions that they know
-	Mark   string   // tells their secret from others
+	Mark   string   // a hash of their secret; other secrets have other marks
 
 	// Delay is how long a message to the farthest region takes, by the last answers. 0: not known.
 	Delay time.Duration

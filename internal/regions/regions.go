@@ -37,7 +37,7 @@ type Options struct {
 	Store penstock.Store // of this region
 
 	Every     time.Duration    // how often each other region is asked, ± 10 %. Default: 1 s
-	Silence   time.Duration    // without contact for this long, a region has its share. Default: 3 × Every
+	Silence   time.Duration    // after this long without contact, a region enforces its share only. Default: 3 × Every
 	MaxTotals int              // of one answer. Default: 1000
 	Now       func() time.Time // Default: time.Now
 	Seed      uint64           // of the jitter
@@ -55,14 +55,15 @@ func (o Options) Lag(delay time.Duration) (usual, most time.Duration) {
 	return usual, o.Silence + usual
 }
 
-// flush returns how often an instance writes what it has granted to the region's store, and reads
-// what the others have.
-func (o Options) flush() time.Duration { return o.Every / flushPart }
+// flushInterval returns how often an instance writes what it has granted to the region's store, and
+// reads what the other instances have written.
+func (o Options) flushInterval() time.Duration { return o.Every / flushPart }
 
-// flushPart says how often an instance flushes in the time Every.
+// flushPart is how often an instance flushes in the time Every.
 const flushPart = 5
 
-// jitterPart says how much the time between two asks differs from Every: by at most this part.
+// jitterPart is the part of Every by which the time between two questions may differ from it: a
+// tenth.
 const jitterPart = 10
 
 func (o *Options) setDefaults() {
@@ -97,17 +98,17 @@ type Exchange struct {
 	shares map[shareID]*penstock.Plan
 }
 
-// A ledger keeps what the instances of a region know together: what they have granted, and what was
-// merged.
+// A ledger keeps what all instances of a region know: what they have granted, and which answers
+// were merged.
 type ledger interface {
-	// note records that units of a counter were granted, which count for at least this long.
+	// note records that units of a counter were granted. They may count for as long as counts.
 	note(c Counter, units int64, counts time.Duration)
 
-	// isAsking reports whether this instance asks the other regions.
-	isAsking() bool
+	// isLeader reports whether this instance is the one that asks the other regions.
+	isLeader() bool
 
-	// merged records that an answer of a region was merged, which was asked for at a time.
-	merged(ctx context.Context, region string, asked time.Time, answer Answer) error
+	// recordMerged records that an answer was merged. asked is when the region was asked for it.
+	recordMerged(ctx context.Context, region string, asked time.Time, answer Answer) error
 }
 
 // A memory is the ledger of a region that has one instance.
@@ -115,9 +116,9 @@ type memory struct{ *Exchange }
 
 func (m memory) note(c Counter, units int64, _ time.Duration) { m.site.note(c, units) }
 
-func (memory) isAsking() bool { return true }
+func (memory) isLeader() bool { return true }
 
-func (m memory) merged(_ context.Context, region string, asked time.Time, answer Answer) error {
+func (m memory) recordMerged(_ context.Context, region string, asked time.Time, answer Answer) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	p := m.peers[region]
@@ -135,7 +136,7 @@ type peer struct {
 	// contactAt is when this region asked for the last full answer that it has merged.
 	contactAt time.Time
 
-	// countedAt is until when the units of the peer's share are reckoned.
+	// countedAt is until when merges have taken account of what the peer's share refills.
 	countedAt time.Time
 }
 
@@ -150,12 +151,12 @@ func New(o Options) (*Exchange, error) {
 	decide := batches.Of(o.Store)
 	e := &Exchange{
 		o: o, decide: decide, names: names, rng: rand.New(rand.NewPCG(o.Seed, 0)), peers: make(map[string]*peer), shares: make(map[shareID]*penstock.Plan),
-		site: &Site{store: o.Store, decide: decide, now: o.Now, maxTotals: o.MaxTotals, visitors: make(map[string]*visitor)},
+		site: &Site{store: o.Store, decide: decide, now: o.Now, maxTotals: o.MaxTotals, consumers: make(map[string]*consumer)},
 	}
 	e.ledger = memory{e}
 	for _, name := range o.Peers {
 		e.peers[name] = &peer{countedAt: o.Now()}
-		e.site.visitors[name] = &visitor{changed: make(map[id]*change)}
+		e.site.consumers[name] = &consumer{changed: make(map[id]*change)}
 	}
 	return e, nil
 }
@@ -170,8 +171,8 @@ func (e *Exchange) Run(ctx context.Context, peers map[string]Peer) {
 		running.Go(func() {
 			for ctx.Err() == nil {
 				asked, pause := e.o.Now(), e.Pause()
-				if !e.ledger.isAsking() {
-					pause = e.o.flush()
+				if !e.ledger.isLeader() {
+					pause = e.o.flushInterval()
 				} else {
 					answer, err := e.askOnce(ctx, name, p)
 					if ctx.Err() == nil {
@@ -205,7 +206,7 @@ func (e *Exchange) askOnce(ctx context.Context, name string, p Peer) (Answer, er
 	})
 }
 
-// Pause returns the time between two asks.
+// Pause returns the time until the next question, with jitter.
 func (e *Exchange) Pause() time.Duration {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -225,7 +226,7 @@ func (e *Exchange) Ask(region string) Ask {
 	return ask
 }
 
-// Merge merges the answer of a region, which was asked for at a time.
+// Merge merges the answer of a region. asked is when the region was asked for it.
 func (e *Exchange) Merge(ctx context.Context, region string, asked time.Time, answer Answer) error {
 	now := e.o.Now()
 	inContact, regions := e.inContact(region, now), e.regionsInContact(now)
@@ -233,7 +234,8 @@ func (e *Exchange) Merge(ctx context.Context, region string, asked time.Time, an
 	p := e.peers[region]
 	silent := now.Sub(later(p.countedAt, e.lastContact(region).Add(e.o.Silence)))
 	e.mu.Unlock()
-	known := 2 * e.o.Silence
+	// A region in contact knows each total of this age, unless it has lost its own data.
+	maxUnknownAge := 2 * e.o.Silence
 	charges := make([]penstock.Charge, len(answer.Totals))
 	for i, t := range answer.Totals {
 		share, err := e.shareOf(shareID{t.Plan, regions})
@@ -243,7 +245,7 @@ func (e *Exchange) Merge(ctx context.Context, region string, asked time.Time, an
 		c := penstock.Charge{Key: t.Key, Plan: share, Mode: merge, Holder: region, Receipt: t.Life, Cost: min(t.Granted, penstock.MaxCost)}
 		if t.Plan.Algorithm().WindowsDiffer() { // the windows of a day, for example
 			c.Patience = t.Left
-		} else if !inContact || t.Age > known {
+		} else if !inContact || t.Age > maxUnknownAge {
 			factor := (t.Plan.Capacity() + share.Capacity() - 1) / share.Capacity()
 			c.Mode, c.Patience = rejoin, time.Duration(factor)*time.Microsecond
 			if !inContact {
@@ -255,14 +257,15 @@ func (e *Exchange) Merge(ctx context.Context, region string, asked time.Time, an
 	if _, err := decideEach(ctx, e.decide, charges, mergedTogether); err != nil {
 		return err
 	}
-	return e.ledger.merged(ctx, region, asked, answer)
+	return e.ledger.recordMerged(ctx, region, asked, answer)
 }
 
-// mergedTogether is how many totals are merged at once. Between them, the store decides the
-// requests that have come meanwhile.
+// mergedTogether is how many totals are merged at once. Between two such lists, the store decides
+// the requests that have arrived meanwhile.
 const mergedTogether = 256
 
-// lastContact returns the last time at which both regions had merged all of the other.
+// lastContact returns the last time at which this region and the other had each merged all totals
+// of the other one.
 func (e *Exchange) lastContact(region string) time.Time {
 	ours, theirs := e.peers[region].contactAt, e.site.contactAt(region)
 	if theirs.Before(ours) {
@@ -271,7 +274,7 @@ func (e *Exchange) lastContact(region string) time.Time {
 	return ours
 }
 
-// inContact reports whether a region is in contact. Otherwise it has its share.
+// inContact reports whether a region is in contact. If not, it is assumed to use its whole share.
 func (e *Exchange) inContact(region string, now time.Time) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()

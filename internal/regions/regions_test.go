@@ -256,7 +256,7 @@ func TestContactNeedsFullAnswers(t *testing.T) {
 				}
 			}
 			for _, e := range all { // these answers are not of interest
-				for _, v := range e.site.visitors {
+				for _, v := range e.site.consumers {
 					for id := range v.changed {
 						if len(id.key) > 1 {
 							delete(v.changed, id)
@@ -360,7 +360,7 @@ func TestMergingAfterSilence(t *testing.T) {
 		if s := left("unknown"); s.ResetAfter != 10*time.Second {
 			t.Errorf("the status is %+v; want a whole burst used", s)
 		}
-		eu.site.visitors["us"].contactAt = eu.o.Now()
+		eu.site.consumers["us"].contactAt = eu.o.Now()
 		merge("lost here", 1_000_000, time.Hour)
 		merge("new", 1000, time.Second)
 		if old, young := left("lost here"), left("new"); old.ResetAfter != 10*time.Second || young.ResetAfter != 100*time.Second {

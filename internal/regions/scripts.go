@@ -8,17 +8,34 @@ var Scripts = []string{syncLua, askLua}
 
 // The instances of a region keep together, in the region's Redis:
 //
-//   - The site, a string: the name of the region, who asks the others (the leader), and what is
-//     known of each other region.
+//   - The site, a string: the name of the region, the instance that asks the others (the leader),
+//     and what is known of each other region (its peers).
 //   - Two sorted sets for each other region, of the counters that have changed, by the units that
 //     one instance has granted between two syncs. One set is the last answer, the other is what has
 //     changed since. A region that has merged the answer says so with its next question. Then the
-//     first set is deleted, and the two change their places.
+//     first set is deleted, and the two swap roles.
 //
 // Times are those of the region's Redis, in µs. Between regions, only durations are exchanged. A
-// time after now is of a clock that was set back, and is not trusted.
+// time after now shows that the clock was set back, and is not trusted.
+//
+// A site has the fields region, leader, mark (a hash of the secret), lease (the time until which
+// the leader leads) and fence. The fence numbers the leaders of the region, and only grows. A peer
+// has these fields, of which the first four are about what this region asks, and the others about
+// what the peer asks. A time of 0 means never.
+//
+//	merged   the number of the peer's last answer that was merged
+//	asked    when the leader asked for the last full answer that was merged
+//	counted  until when merges have taken account of what the peer's share refills
+//	took     how long the last answer took, from the question until it was merged
+//
+//	number   the number of the last answer to the peer; 0 if there was none
+//	visited  the last time at which the peer had merged all that this region had granted
+//	fence    the largest fence of the peer's leaders
+//	which    0 or 1: which of the two sets has what has changed since the last answer
+//	till     until when counters in the sets count
+//	dropped  when a changed counter was last dropped, because there were too many
 
-// readSite is the begin of both scripts. site is nil if there is none.
+// readSite is the beginning of both scripts. site is nil if there is none.
 const readSite = `#!lua
 local call = redis.call
 local time = call('TIME')
@@ -39,15 +56,21 @@ end
 
 // syncLua is sent by each instance of a region, to the region's own server. It notes changed
 // counters, elects the leader, and records a merged answer if the instance is the leader. A leader
-// that was deposed has another fence, and records nothing. It replies the fence if the instance is
-// the leader, or 0, the time, and then what is known of each other region.
+// that was deposed has an old fence, and records nothing. The script replies a line with the fence
+// if the instance is the leader, or 0, and the time. A line about each other region follows.
 //
-// KEYS are the site, and the two sets of each other region. ARGV are: the region, the instance, the
-// mark of the secret, how long it leads in µs (0: not any longer), the least fence, how long the
-// noted counters count in µs, how many counters a set may have, the region of the merged answer (or
-// ""), the fence, the number of the answer, 1 if it is full, when it was asked for by this clock,
-// how long it took in µs, 1 if the instance had to drop counters, the number of other regions,
-// their names, and then the units and the name of each changed counter.
+// KEYS are the site, and the two sets of each other region. ARGV are:
+//
+//	1..3   the region, the instance, the mark of the secret
+//	4      how long the instance leads if it is elected, in µs; 0: it leads no longer
+//	5      a new fence must be above this one
+//	6, 7   how long the changed counters count in µs, and how many counters a set may have
+//	8..13  of the merged answer: the region ("" if there is none), the fence of the leader that asked,
+//	       its number, 1 if it is full, when it was asked for by the clock of this server, and how
+//	       long it took in µs
+//	14     1 if the instance had to drop changed counters
+//	15     the number n of other regions, whose names are the next n
+//	16+n   the units and the name of each changed counter
 var syncLua = luagen.CheckRights(readSite + `
 local life, n = tonumber(ARGV[4]), tonumber(ARGV[15])
 local changed = not site
@@ -81,7 +104,7 @@ for i = 1, n do
   if ARGV[14] == '1' then p.dropped, changed = now, true end
   if #ARGV > 15 + n then
     local flag = 'CH'
-    if size + (#ARGV - 15 - n) / 2 > tonumber(ARGV[7]) then -- only those that it has
+    if size + (#ARGV - 15 - n) / 2 > tonumber(ARGV[7]) then -- the set is full: only counters that it has
       flag, p.dropped = 'XX', now
     end
     call('ZADD', set, 'GT', flag, unpack(ARGV, 16 + n))
@@ -94,16 +117,24 @@ end
 if changed then save() end
 return table.concat(reply, '\n')`)
 
-// askLua is sent by the leader of a region, to the server of another region. It replies the number
-// of the answer, then 1 if it is full, 0 if other counters have changed too, or 2 if some were
-// dropped, then the time, and then the counters that have changed, each with its length.
+// askLua is sent by the leader of a region, to the server of another region. Its reply is the
+// answer. The first line has the number of the answer, then 1 if it is full, 0 if other counters
+// have changed too, or 2 if some were dropped, and then the time. The changed counters follow, each
+// after its length.
 //
-// KEYS are the site, and the two sets of the region that asks. ARGV are: the region that is asked,
-// the one that asks, the mark of its secret, its fence, the number of the last answer that it has
-// merged, how long ago it has asked for the last full one in µs (or -1), how many counters the
-// answer may have, a number for the first answer, for how long in µs no answer is full after a
-// counter was dropped, and when it has asked for the last full one by the clock of the region that
-// is asked, or 0. The last is exact also if this script waits in a server that hangs.
+// KEYS are the site, and the two sets of the region that asks. ARGV are:
+//
+//	1  the region that is asked
+//	2  the region that asks
+//	3  the mark of its secret
+//	4  its fence
+//	5  the number of the last answer that it has merged
+//	6  how long ago it asked for the last full answer that it has merged, in µs; -1: there was none
+//	7  how many counters the answer may have
+//	8  a random number, from which answers are numbered if there was none before
+//	9  for how long in µs no answer is full after a counter was dropped
+//	10 as 6, as a time of the clock of the region that is asked; 0 if unknown. Unlike 6, it stays
+//	   right if this script waits in a server that hangs
 var askLua = luagen.CheckRights(readSite + `
 local function add(set, counters) -- as ZRANGE replies them
   for first = 1, #counters, 2000 do
@@ -125,14 +156,14 @@ p.fence = fence
 local at = tonumber(ARGV[10])
 if contact >= 0 then p.visited = math.max(p.visited, math.min(now - contact, at > 0 and at or now)) end
 local new, sent = KEYS[2 + p.which], KEYS[3 - p.which]
-if p.number == 0 or p.number ~= tonumber(ARGV[5]) then -- the last answer was lost, or the site
+if p.number == 0 or p.number ~= tonumber(ARGV[5]) then -- the last answer or the site was lost: send it again
   local lost = call('ZRANGE', sent, 0, -1, 'WITHSCORES')
   add(new, lost)
 end
 call('DEL', sent)
 local size = call('ZCARD', new)
 local isfull = p.dropped > 0 and now - p.dropped < tonumber(ARGV[9]) and 2 or 1
-if size > most then -- the others stay what is new
+if size > most then -- the least busy ones wait for the next answer
   isfull = 0
   local others = call('ZRANGE', new, 0, size - most - 1, 'WITHSCORES')
   add(sent, others)

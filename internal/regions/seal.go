@@ -9,12 +9,12 @@ import (
 )
 
 // A sealer encrypts the keys of counters, so that Redis shows no identity if the stores have a
-// secret. A text always has the same sealed form, so Redis recognizes it. With a nil AEAD, texts
-// stay as they are.
+// secret. Equal keys have equal sealed forms, so that a set in Redis has each only once. With a nil
+// AEAD, texts stay as they are.
 type sealer struct {
 	aead  cipher.AEAD
 	nonce []byte // the key of the HMAC that a nonce is made of
-	mark  string // tells this secret from others; "" without a secret
+	mark  string // a hash of the secret, to compare secrets; "" without a secret
 }
 
 func newSealer(secret []byte) *sealer {

@@ -29,15 +29,15 @@ func (e *Exchange) Check(plan *penstock.Plan) error {
 	return nil
 }
 
-// forgetOthers forgets the shares of all limits but these, which replace them.
+// forgetOthers forgets the shares of all limits but these.
 func (e *Exchange) forgetOthers(plans []*penstock.Plan) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	maps.DeleteFunc(e.shares, func(share shareID, _ *penstock.Plan) bool { return !slices.Contains(plans, share.plan) })
 }
 
-// regionsInContact returns the regions whose share this region enforces now: itself, and those in
-// contact. It has a bit for each.
+// regionsInContact returns the regions whose shares this region enforces now: itself, and those in
+// contact. Each is a bit, as in a shareID.
 func (e *Exchange) regionsInContact(now time.Time) (regions uint64) {
 	for i, name := range e.names {
 		if name == e.o.Self || e.inContact(name, now) {
@@ -67,19 +67,19 @@ func (e *Exchange) shareOf(share shareID) (*penstock.Plan, error) {
 	if share.regions == 1<<all-1 {
 		return share.plan, nil
 	}
-	tries := []penstock.Limit{limit}
-	tries[0].Count = part(limit.Count)
+	candidates := []penstock.Limit{limit}
+	candidates[0].Count = part(limit.Count)
 	if limit.Algorithm.RefillsSteadily() {
 		n := part(all) // regions
 		exact, rounded := limit, limit
 		exact.Count, exact.Period = limit.Count*n, limit.Period*time.Duration(all)
 		rounded.Count = limit.Count / all * n
-		tries = []penstock.Limit{exact, rounded}
-		for i := range tries {
-			tries[i].Burst = part(share.plan.Capacity())
+		candidates = []penstock.Limit{exact, rounded}
+		for i := range candidates {
+			candidates[i].Burst = part(share.plan.Capacity())
 		}
 	}
-	for _, l := range tries {
+	for _, l := range candidates {
 		isEmpty := limit.Algorithm.RefillsSteadily() && l.Burst == 0
 		if plan, err := l.Compile(); err == nil && !isEmpty {
 			e.shares[share] = plan
@@ -90,7 +90,7 @@ func (e *Exchange) shareOf(share shareID) (*penstock.Plan, error) {
 		penstock.ErrInvalid, limit.Name, share.plan, all)
 }
 
-// refilled returns how many units the share of a region refills in a time, rounded down.
+// refilled returns how many units the share of a region refills within in, rounded down.
 func (e *Exchange) refilled(plan *penstock.Plan, region string, in time.Duration) int64 {
 	if !plan.Algorithm().RefillsSteadily() {
 		return algorithm.Max / rejoinFactors // no period of a sub-window has more than a count, however long the silence was
@@ -137,10 +137,10 @@ func (e *Exchange) Around(store penstock.Store) batches.Func {
 
 // hasAcross reports whether a batch or one of its shadows has a limit across regions.
 func hasAcross(b *batches.Batch) bool {
-	return slices.ContainsFunc(b.Charges, isOfAcross) || slices.ContainsFunc(b.Shadows, hasAcross)
+	return slices.ContainsFunc(b.Charges, isAcrossCharge) || slices.ContainsFunc(b.Shadows, hasAcross)
 }
 
-func isOfAcross(c penstock.Charge) bool { return IsAcross(c.Plan) }
+func isAcrossCharge(c penstock.Charge) bool { return IsAcross(c.Plan) }
 
 // withShares returns the batch with shares in the place of limits across regions, and without its
 // shadows, which are decided apart. If it has no such limits, withShares returns the batch itself.

@@ -33,7 +33,7 @@ type Total struct {
 	Left    time.Duration // until its units are free again; of a window: until it ends
 }
 
-// An Ask asks a region for its totals.
+// An Ask is a question to a region: which of its totals have changed?
 type Ask struct {
 	From string // the region that asks
 
@@ -49,8 +49,8 @@ type Ask struct {
 type Answer struct {
 	Number  uint64
 	Totals  []Total // those of the busiest counters first
-	IsFull  bool    // no other total has changed
-	hasMore bool    // others have changed
+	IsFull  bool    // no other total has changed, and none was dropped
+	hasMore bool    // other totals have changed; a further question gets them
 }
 
 // A Peer is another region, as far as it can be reached.
@@ -65,16 +65,16 @@ type Site struct {
 	now       func() time.Time
 	maxTotals int
 
-	mu       sync.Mutex
-	visitors map[string]*visitor
+	mu        sync.Mutex
+	consumers map[string]*consumer
 }
 
-// A visitor is another region, as this one knows it from what it asks.
-type visitor struct {
+// A consumer is another region, as this one knows it from its questions.
+type consumer struct {
 	changed   map[id]*change // since the last answer that was merged
 	number    uint64         // of the last answer
-	sent      []change       // in this answer
-	contactAt time.Time      // at this time it had merged all that this region has granted
+	sent      []change       // the changes in the last answer
+	contactAt time.Time      // the last time at which it had merged all that this region had granted
 }
 
 // A change is a counter and the units that were granted of it.
@@ -87,7 +87,7 @@ type change struct {
 func (s *Site) note(c Counter, units int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, v := range s.visitors {
+	for _, v := range s.consumers {
 		if known := v.changed[idOf(c)]; known != nil {
 			known.units += units
 		} else {
@@ -112,14 +112,15 @@ func (s *Site) Answer(ctx context.Context, ask Ask) (Answer, error) {
 	return answer, err
 }
 
-// setContact sets what contactAt returns.
+// setContact sets the time that contactAt returns for a region.
 func (s *Site) setContact(region string, at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.visitors[region].contactAt = at
+	s.consumers[region].contactAt = at
 }
 
-// totals returns what a region has granted of counters, as far as it counts.
+// totals returns the totals of counters in the region of the store. It leaves out those of which
+// nothing is in use.
 func totals(ctx context.Context, decide batches.Func, counters []Counter) (all []Total, err error) {
 	reports := make([]penstock.Charge, len(counters))
 	for i, c := range counters {
@@ -144,7 +145,7 @@ func totals(ctx context.Context, decide batches.Func, counters []Counter) (all [
 func (s *Site) take(ask Ask) (answer Answer, changes []change, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	v := s.visitors[ask.From]
+	v := s.consumers[ask.From]
 	if v == nil {
 		return Answer{}, nil, fmt.Errorf("%w: region %.64q asks, and is not among the peers of this region; write it there, under the same name", penstock.ErrInvalid, ask.From)
 	}
@@ -174,10 +175,11 @@ func (s *Site) take(ask Ask) (answer Answer, changes []change, err error) {
 func (s *Site) contactAt(region string) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.visitors[region].contactAt
+	return s.consumers[region].contactAt
 }
 
-// decideEach decides charges that do not depend on each other, in lists of at most this many.
+// decideEach decides charges that do not depend on each other, in lists of at most together
+// charges.
 func decideEach(ctx context.Context, decide batches.Func, charges []penstock.Charge, together int) ([]penstock.Status, error) {
 	statuses := make([]penstock.Status, 0, len(charges))
 	for part := range slices.Chunk(charges, max(together, 1)) {
