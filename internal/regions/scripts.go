@@ -65,9 +65,9 @@ end
 //	4      how long the instance leads if it is elected, in µs; 0: it leads no longer
 //	5      a new fence must be above this one
 //	6, 7   how long the changed counters count in µs, and how many counters a set may have
-//	8..13  of the merged answer: the region ("" if there is none), the fence of the leader that asked,
-//	       its number, 1 if it is full, when it was asked for by the clock of this server, and how
-//	       long it took in µs
+//	8..13  of the merged answer: the region ("" if there is none), the fence of the leader that
+//	       asked, its number, 1 if it is full, when it was asked for by the clock of this server,
+//	       and how long it took in µs
 //	14     1 if the instance had to drop changed counters
 //	15     the number n of other regions, whose names are the next n
 //	16+n   the units and the name of each changed counter
