@@ -463,7 +463,7 @@ func TestSchemaHasTheWordsOfTheCompiler(t *testing.T) {
 			t.Fatalf("%s: the compiler accepts an unknown word; want an error", row.path)
 		}
 		_, hint, _ := strings.Cut(err.Error(), "; ")
-		list := strings.NewReplacer("there are ", "", " and ", " ", "write some of ", "").Replace(hint)
+		list := strings.NewReplacer("there are ", "", "there is ", "", " and ", " ", "write some of ", "").Replace(hint)
 		listed := regexp.MustCompile(`[A-Za-z0-9-]+`).FindAllString(list, -1)
 		slices.Sort(listed)
 		if !slices.Equal(listed, known) {
