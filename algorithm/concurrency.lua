@@ -12,51 +12,54 @@ end
 -- Returns the time by which expired holds have freed at least needed slots. The caller's own hold,
 -- which is member me, does not count.
 local function expiry(key, needed, now, me)
-  local skip = 0
-  while true do
+  local skip, expires = 0, nil
+  while not expires do
     -- Reads 16 holds per call, because the first few are usually enough.
-    local holds = call('ZRANGEBYSCORE', key, '(' .. text(now), '+inf', 'WITHSCORES', 'LIMIT', skip, 16)
+    local holds = call('ZRANGEBYSCORE', key, '(' .. text(now), '+inf', 'LIMIT', skip, 16, 'WITHSCORES')
     if #holds == 0 then -- another program has removed holds, so the sum of the costs is too large
       error('CORRUPT the state of this key is malformed')
     end
     for i = 1, #holds, 2 do
-      if holds[i] ~= me then
+      if holds[i] ~= me and not expires then
         needed = needed - costof(key, holds[i])
         if needed <= 0 then
-          return tonumber(holds[i + 1])
+          expires = tonumber(holds[i + 1])
         end
       end
     end
     skip = skip + 16
   end
+  return expires
 end
 
 local function concurrency(count, period, _, _, mode, cost, _, now, key, holder, serial)
   local me = 'h' .. holder
-  local used = -tonumber(call('ZSCORE', key, 's') or 0)
-  local ended = call('ZRANGEBYSCORE', key, 0, text(now))
-  for i = 1, #ended do
-    used = used - costof(key, ended[i])
+  local scores = call('ZMSCORE', key, me, 's')
+  local ownexpires, used = tonumber(scores[1] or 0), -tonumber(scores[2] or 0)
+  -- first has the hold that expires first: member, score.
+  local first, ended = call('ZRANGEBYSCORE', key, '0', '+inf', 'LIMIT', '0', '1', 'WITHSCORES'), false
+  local firstexpires = tonumber(first[2] or MAX)
+  if firstexpires <= now then
+    ended = call('ZRANGEBYSCORE', key, '0', text(now))
+    for i = 1, #ended do
+      used = used - costof(key, ended[i])
+    end
+    firstexpires = MAX
   end
-  -- newest has the two members with the highest scores: member, score, member, score. The holds
-  -- that expire last have the highest scores. A set with a hold has 's' too, so newest has two
-  -- members. latest is when the last hold expires. last is when the last hold of another holder
-  -- expires, and at most 0 if there is none.
-  local newest = call('ZRANGE', key, -2, -1, 'WITHSCORES')
-  local latest = tonumber(newest[4] or newest[2] or 0)
-  local longest = period
-  if latest - now > period + MAXSTALL then
+  -- newest has the hold that expires last: member, score. last is when the last hold of another
+  -- holder expires, and at most 0 if there is none.
+  local newest = call('ZRANGE', key, '-1', '-1', 'WITHSCORES')
+  local last, longest = tonumber(newest[2] or 0), period
+  if last - now > period + MAXSTALL then
     longest = math.min(math.max(period, -tonumber(call('ZSCORE', key, 'p') or 0)), MAXPERIOD)
   end
   -- If repaired is true, the clock has stepped back so far that no hold may last beyond bound.
-  local repaired = latest - now > longest + MAXSTALL
-  local last = latest
-  if newest[3] == me then
-    last = tonumber(newest[2])
-  elseif not newest[3] then
-    last = 0
+  local repaired = last - now > longest + MAXSTALL
+  if newest[1] == me then
+    local before = call('ZRANGE', key, '-2', '-2', 'WITHSCORES')
+    last = tonumber(before[2] or 0)
   end
-  local ownexpires, owncost = tonumber(call('ZSCORE', key, me) or 0), 0
+  local owncost = 0
   if ownexpires > now then
     owncost = costof(key, me)
     used = used - owncost
@@ -71,6 +74,7 @@ local function concurrency(count, period, _, _, mode, cost, _, now, key, holder,
   last, ownexpires = math.min(last, bound), math.min(ownexpires, bound)
 
   local granted, remaining, retry, reset, keep = 0, 0, 0, 0, UNCHANGED
+  local needed = 0 -- how many slots must become free
   -- of the caller's hold after this request
   local newexpires, newcost, newserial = ownexpires, owncost, ownserial
   if mode == REFUND then
@@ -91,13 +95,22 @@ local function concurrency(count, period, _, _, mode, cost, _, now, key, holder,
     elseif cost > count and mode ~= DRAW and mode ~= FORCE then
       retry = NEVER
     elseif wanted == 0 and mode == DRAW then
-      retry = math.min(expiry(key, used + 1 - count, now, me), bound) - now
+      needed = used + 1 - count
     elseif mode ~= FORCE and wanted > math.max(count - used, owncost) then
-      retry = math.min(expiry(key, used + wanted - count, now, me), bound) - now
+      needed = used + wanted - count
     elseif mode ~= PEEK and wanted > 0 then
       granted = math.max(wanted - owncost, 0)
       newexpires, newcost, newserial = now + period, wanted, math.max(ownserial, serial)
     end
+  end
+  if needed > 0 then
+    local expires
+    if needed == 1 and firstexpires < MAX and first[1] ~= me then
+      expires = firstexpires
+    else
+      expires = expiry(key, needed, now, me)
+    end
+    retry = math.min(expires, bound) - now
   end
 
   if newcost > 0 then
@@ -108,44 +121,45 @@ local function concurrency(count, period, _, _, mode, cost, _, now, key, holder,
   if used > 0 then
     reset = last - now
   end
-  -- A repair is saved, except by a granted Peek. If nothing has changed, the stored state stays.
+  -- A repair is saved, except by a granted Peek. If nothing has changed, the stored state stays. It
+  -- is kept for long enough, because the last hold still expires at the same time.
   local is_same = newexpires == ownexpires and newcost == owncost and newserial == ownserial
   if is_same and not (repaired and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
     return granted, remaining, retry, reset, 0, keep
   end
   keep = reset
-  return granted, remaining, retry, reset, 0, keep, ended, repaired, bound, me, newexpires, newcost, newserial, used, period
+  local isnew, lowered = not newest[1], repaired and bound
+  return granted, remaining, retry, reset, 0, keep, isnew, isnew, ended, lowered, me, newexpires, newcost, newserial, owncost, used, period
 end
 
--- Writes what concurrency decided. The arguments are the results of concurrency from keep on.
-local function concurrency_save(key, keep, ended, repaired, bound, me, expires, cost, serial, used, period)
-  if keep == 0 then
-    call('DEL', key)
-    return
+-- Writes what concurrency decided. The arguments are the results of concurrency from ended on.
+local function concurrency_save(key, ended, bound, me, expires, cost, serial, owncost, used, period)
+  if ended or bound or cost < owncost then
+    RIGHTS()
   end
-  for i = 1, #ended do
+  for i = 1, ended and #ended or 0 do
     local holder = ended[i]:sub(2)
     call('ZREM', key, ended[i], 'c' .. holder, 'n' .. holder)
   end
-  if repaired then
+  if bound then -- no hold may last beyond it
     for _, member in ipairs(call('ZRANGEBYSCORE', key, '(' .. text(bound), '+inf')) do
       call('ZADD', key, text(bound), member)
     end
   end
+  call('ZADD', key, 'LT', text(-period), 'p')
   local holder = me:sub(2)
   if cost == 0 then
     call('ZREM', key, me, 'c' .. holder, 'n' .. holder)
-  else
-    call('ZADD', key, text(expires), me)
-    if cost > 1 then
-      call('ZADD', key, -cost, 'c' .. holder)
-    else
-      call('ZREM', key, 'c' .. holder)
-    end
-    if serial > 0 then
-      call('ZADD', key, -serial, 'n' .. holder)
-    end
+    call('ZADD', key, text(-used), 's')
+    return
   end
-  call('ZADD', key, 'LT', -period, 'p')
-  call('ZADD', key, -used, 's')
+  call('ZADD', key, text(expires), me, text(-used), 's')
+  if cost > 1 then
+    call('ZADD', key, text(-cost), 'c' .. holder)
+  elseif owncost > 1 then
+    call('ZREM', key, 'c' .. holder)
+  end
+  if serial > 0 then
+    call('ZADD', key, text(-serial), 'n' .. holder)
+  end
 end

@@ -33,7 +33,7 @@ var slidingLogLua string
 // Period, for each of their Periods.
 var SlidingLog = define("slidinglog", slidingLogLua, slidingLog,
 	func(l Limit) (Params, error) { return Params{l.Count, l.Period}, l.check() },
-	Title("sliding-log"), collection(), CanRefund(), countsDenied(), exactRefunds(1), divisible(splitCount), Bounded(slidingExactly))
+	Title("sliding-log"), collection(), CanRefund(), countsDenied(), exactRefunds(3), divisible(splitCount), Bounded(slidingExactly))
 
 // record is the state of a sliding log: the grants, ordered by time and then by sum. Some of them
 // may have expired. The last expired one is kept, because used units are counted from its sum on.

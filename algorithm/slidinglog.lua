@@ -13,10 +13,10 @@ local function fromkeep(member)
   return (sunpack('>I6', member, 8))
 end
 
--- Returns the rank, time and member of the first grant, from rank low on, whose sum is at least
--- enough. Such a grant must exist. Sums grow with the rank, so the search is a bisection.
-local function findsum(key, enough, low)
-  local high = call('ZCARD', key) - 1
+-- Returns the time, member and rank of the first grant whose sum is at least enough. Such a grant
+-- must exist. Sums grow with the rank, so the search is a bisection.
+local function findsum(key, enough)
+  local low, high = 0, call('ZCARD', key) - 1
   while low < high do
     local mid = div(low + high - fmod(low + high, 2), 2)
     if fromsum(call('ZRANGE', key, mid, mid)[1]) >= enough then
@@ -26,7 +26,7 @@ local function findsum(key, enough, low)
     end
   end
   local found = call('ZRANGE', key, low, low, 'WITHSCORES')
-  return low, tonumber(found[2]), found[1]
+  return tonumber(found[2]), found[1], low
 end
 
 -- Returns the running sum of all costs before the grant of this rank.
@@ -38,37 +38,47 @@ local function sumbefore(key, rank)
 end
 
 local function slidinglog(count, period, _, _, mode, cost, _, now, key, _, receipt)
-  local newest = call('ZRANGE', key, -1, -1, 'WITHSCORES')
-  local sum, last = 0, now -- of the newest grant
-  local expired = 0 -- how many grants have expired
-  local base, baseuntil = 0, 0 -- of the last expired grant: its sum, and until when it is kept
+  local newest = call('ZRANGE', key, '-1', '-1', 'WITHSCORES')
+  local edge = text(now - period) -- grants up to this time have expired
+  local sum, last, storedkeep = 0, now, 0 -- of the newest grant
+  local base, hasold = 0, false -- the sum of the last expired grant, and whether there are others
   if newest[1] then
-    sum, last = fromsum(newest[1]), tonumber(newest[2])
-    expired = call('ZCOUNT', key, '-inf', text(now - period))
+    sum, storedkeep = sunpack('>I7I6', newest[1])
+    last = tonumber(newest[2])
+    local expired = call('ZRANGE', key, edge, '-inf', 'BYSCORE', 'REV', 'LIMIT', '0', '2')
+    if expired[1] then
+      base, hasold = fromsum(expired[1]), expired[2] ~= nil
+    end
   end
   local needsrepair = last - now > MAXSTALL
-  if expired > 0 then
-    local latest = call('ZRANGE', key, expired - 1, expired - 1, 'WITHSCORES')
-    base, baseuntil = fromsum(latest[1]), tonumber(latest[2]) + fromkeep(latest[1])
-  end
   local used = sum - base
 
   local remaining, retry, reset, keep = 0, 0, 0, UNCHANGED
   local isexact, first = mode == REFUND and receipt ~= 0, 0 -- first is the rank of the first grant of that time
+  local below = 0 -- the sum before that grant
   if isexact and (needsrepair or receipt <= now - period) then
     cost = 0
   elseif isexact then
     first = call('ZCOUNT', key, '-inf', '(' .. text(receipt))
-    local upto = call('ZCOUNT', key, '-inf', text(receipt))
-    cost = math.min(cost, sumbefore(key, upto) - sumbefore(key, first))
+    below = sumbefore(key, first)
+    local upto, top = call('ZCOUNT', key, '-inf', text(receipt)), 0
+    top = sumbefore(key, upto)
+    cost = math.min(cost, top - below)
   end
   local granted, after, fits = take(mode, cost, used, count)
   if never(mode, cost, count) then
     retry = NEVER
   elseif not fits then
-    -- The request fits once the grants up to this sum have expired.
+    -- The request fits once the grants up to this sum have expired. The oldest that has not expired
+    -- is usually enough.
     local enough = sum + (mode == DRAW and math.min(cost, 1) or cost) - count
-    local _, at = findsum(key, enough, expired)
+    local at
+    local oldest = call('ZRANGEBYSCORE', key, '(' .. edge, '+inf', 'LIMIT', '0', '1', 'WITHSCORES')
+    if fromsum(oldest[1]) >= enough then
+      at = tonumber(oldest[2])
+    else
+      at = findsum(key, enough)
+    end
     if needsrepair then
       at = math.min(at, now)
     end
@@ -80,28 +90,25 @@ local function slidinglog(count, period, _, _, mode, cost, _, now, key, _, recei
   end
 
   remaining = math.max(count - after, 0)
-  -- A repair is saved, except by a granted Peek. If nothing has changed, the stored state stays.
+  -- A repair is saved, except by a granted Peek. If nothing has changed, the stored state stays. It
+  -- is kept for long enough, unless the limit has been made slower.
   if after == used and not (needsrepair and (mode ~= PEEK or retry ~= 0)) and mode ~= RESET then
     if used > 0 then
       reset = (needsrepair and now or last) + period - now
     end
-    return granted, remaining, retry, reset, 0, keep
+    return granted, remaining, retry, reset, 0, keep, false, used > 0 and storedkeep < period
   end
   local at = needsrepair and now or math.max(now, last) -- the time of the entry that will be the newest
-  local storedkeep = 0 -- how long the newest stored grant is kept
-  if newest[1] then
-    storedkeep = fromkeep(newest[1])
-    if needsrepair then -- grants after now are merged into one, dated now
-      for _, member in ipairs(call('ZRANGEBYSCORE', key, '(' .. text(now), '+inf')) do
-        storedkeep = math.max(storedkeep, fromkeep(member))
-      end
-      local past = call('ZCOUNT', key, '-inf', text(now))
-      if past > 0 then
-        local before = call('ZRANGE', key, past - 1, past - 1, 'WITHSCORES')
-        storedkeep = math.max(storedkeep, before[2] + fromkeep(before[1]) - now)
-      end
-      last = now
+  if newest[1] and needsrepair then -- grants after now are merged into one, dated now
+    for _, member in ipairs(call('ZRANGEBYSCORE', key, '(' .. text(now), '+inf')) do
+      storedkeep = math.max(storedkeep, fromkeep(member))
     end
+    local past = call('ZCOUNT', key, '-inf', text(now))
+    if past > 0 then
+      local before = call('ZRANGE', key, past - 1, past - 1, 'WITHSCORES')
+      storedkeep = math.max(storedkeep, before[2] + fromkeep(before[1]) - now)
+    end
+    last = now
   end
   local newkeep = storedkeep -- how long the entry that will be the newest is kept
   if after > used then
@@ -112,13 +119,13 @@ local function slidinglog(count, period, _, _, mode, cost, _, now, key, _, recei
   elseif isexact and after > 0 then
     -- All later grants stay. If all units of the newest are returned, the one before is the newest.
     at = last
-    if receipt == last and sum - granted == sumbefore(key, first) then
+    if receipt == last and sum - granted == below then
       local before = call('ZRANGE', key, first - 1, first - 1, 'WITHSCORES')
       at, newkeep = tonumber(before[2]), fromkeep(before[1])
     end
   elseif after > 0 and after < used then
     local member
-    _, at, member = findsum(key, base + after, expired)
+    at, member = findsum(key, base + after)
     if needsrepair and at > now then
       at = now
     else
@@ -131,63 +138,70 @@ local function slidinglog(count, period, _, _, mode, cost, _, now, key, _, recei
   else
     keep = 0
   end
-  return granted, remaining, retry, reset, 0, keep, at, now, expired, base, baseuntil, sum, used, after, needsrepair, newkeep, storedkeep,
-    isexact and receipt
+  local top = base + after -- the sum of the newest entry
+  -- Whether slidinglog_save may remove all members before it adds new ones: then the TTL is lost.
+  local isemptied = used == 0 or needsrepair or top > MAX or after < used
+  local isnew, refunded, mergedkeep = not newest[1], isexact and receipt, needsrepair and storedkeep
+  return granted, remaining, retry, reset, 0, keep, isnew, isemptied, at, now, edge, hasold, base, sum, top, newkeep, mergedkeep, refunded
 end
 
--- Writes what slidinglog decided. The arguments are the results of slidinglog from keep on.
-local function slidinglog_save(key, keep, at, now, expired, base, baseuntil, sum, used, after, needsrepair, newkeep, storedkeep, receipt)
-  if keep == 0 then
-    call('DEL', key)
-    return
+-- Writes what slidinglog decided. The arguments are the results of slidinglog from at on.
+-- mergedkeep is false unless the state is repaired.
+local function slidinglog_save(key, at, now, edge, hasold, base, sum, top, newkeep, mergedkeep, refunded)
+  if mergedkeep or top > MAX or top < sum then
+    RIGHTS()
+  elseif hasold then
+    RIGHTS('ZADD')
   end
-  local dropped, floor = expired, base
-  if expired > 1 and baseuntil > now then -- another limit needs some expired grants: find the first of them
-    local high = expired - 1
-    dropped = 0
+  if hasold then -- drop expired grants, except those that another limit needs, and the last
+    local dropped, floor, high = 0, base, call('ZCOUNT', key, '-inf', edge)
+    local mid = high - 1 -- first ask whether the last one is needed; usually it is not
     while dropped < high do
-      local mid = div(dropped + high - fmod(dropped + high, 2), 2)
       local entry = call('ZRANGE', key, mid, mid, 'WITHSCORES')
       if entry[2] + fromkeep(entry[1]) <= now then
         dropped, floor = mid + 1, fromsum(entry[1])
       else
         high = mid
       end
+      mid = div(dropped + high - fmod(dropped + high, 2), 2)
+    end
+    if dropped > 1 then
+      call('ZREMRANGEBYRANK', key, 0, dropped - 1)
+      call('ZADD', key, '-inf', tomember(floor, 0)) -- stays expired even if the period grows
     end
   end
-  if dropped > 1 then
-    call('ZREMRANGEBYRANK', key, 0, dropped - 1)
-    call('ZADD', key, '-inf', tomember(floor, 0)) -- stays expired even if the period grows
+  if mergedkeep and call('ZREMRANGEBYSCORE', key, '(' .. text(now), '+inf') > 0 then
+    call('ZADD', key, text(now), tomember(sum, mergedkeep))
   end
-  if needsrepair and call('ZREMRANGEBYSCORE', key, '(' .. text(now), '+inf') > 0 then
-    call('ZADD', key, text(now), tomember(sum, storedkeep))
-  end
-  if after > used then
-    if sum + after - used > MAX then -- count the sums from base on
-      local grants = call('ZRANGE', key, 0, -1, 'WITHSCORES')
-      call('DEL', key)
-      for i = 1, #grants, 2 do
-        local above = fromsum(grants[i]) - base
-        if above > 0 then
-          call('ZADD', key, grants[i + 1], tomember(above, fromkeep(grants[i])))
-        end
+  if top > MAX then -- the sums would become too large: count them from base on
+    local grants = call('ZRANGE', key, 0, -1, 'WITHSCORES')
+    call('DEL', key)
+    for i = 1, #grants, 2 do
+      local above = fromsum(grants[i]) - base
+      if above > 0 then
+        call('ZADD', key, grants[i + 1], tomember(above, fromkeep(grants[i])))
       end
-      sum = sum - base
     end
-    call('ZADD', key, text(at), tomember(sum + after - used, newkeep))
-  elseif after < used and receipt then -- an exact refund: the sums from the grants of that time on become lower
-    local first = call('ZCOUNT', key, '-inf', '(' .. text(receipt))
-    local grants, before = call('ZRANGE', key, first, -1, 'WITHSCORES'), sumbefore(key, first)
+    sum, top = sum - base, top - base
+  end
+  if top > sum then
+    call('ZADD', key, text(at), tomember(top, newkeep))
+  elseif top < sum and refunded then -- an exact refund: the sums from the grants of that time on become lower
+    local first, before = call('ZCOUNT', key, '-inf', '(' .. text(refunded)), 0
+    before = sumbefore(key, first)
+    local grants = call('ZRANGE', key, first, -1, 'WITHSCORES')
     call('ZREMRANGEBYRANK', key, first, -1)
     for i = 1, #grants, 2 do
-      local lower = fromsum(grants[i]) - (used - after)
+      local lower = fromsum(grants[i]) - (sum - top)
       if lower > before then -- some of its units are left
         call('ZADD', key, grants[i + 1], tomember(lower, fromkeep(grants[i])))
         before = lower
       end
     end
-  elseif after < used then
-    call('ZREMRANGEBYRANK', key, (findsum(key, base + after, 0)), -1)
-    call('ZADD', key, text(at), tomember(base + after, newkeep))
+  elseif top < sum then
+    local _, rank
+    _, _, rank = findsum(key, top)
+    call('ZREMRANGEBYRANK', key, rank, -1)
+    call('ZADD', key, text(at), tomember(top, newkeep))
   end
 end

@@ -19,8 +19,8 @@ var instructionGoals = map[string][3]float64{
 	"tokenbucket":   {65, 52.5, 46.5},
 	"fixedwindow":   {68, 51.5, 45.5},
 	"slidingwindow": {68.5, 55, 57},
-	"slidinglog":    {142, 170, 289},
-	"concurrency":   {185, 223, 285},
+	"slidinglog":    {82, 94.5, 93},
+	"concurrency":   {115.5, 159.5, 107.5},
 	threeName:       {92, 79, 78.5},
 }
 

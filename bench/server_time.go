@@ -226,14 +226,15 @@ func (r *measuredServer) close() {
 	r.server.Close()
 }
 
-// prepare loads a subject's scripts, and uses up the limits of its hot keys.
+// prepare loads a subject's scripts, and uses up the limits of its hot keys. No measured decision
+// has a holder of these.
 func (r *measuredServer) prepare(s *subject) error {
 	var l load
 	for _, script := range s.scripts {
 		l.add("SCRIPT", "LOAD", script)
 	}
 	for i := range hotKeys * hotCount {
-		s.add(&l, i, denied)
+		s.add(&l, coldKeys+i, denied)
 	}
 	return r.pipeline.run(&l)
 }

@@ -90,7 +90,7 @@ func (s *Store) decideNow(ctx context.Context, c *call) {
 // decideAlone decides one batch in a script of its own.
 func (s *Store) decideAlone(ctx context.Context, c *call, charges []penstock.Charge) (penstock.Decision, error) {
 	kind := mixed
-	if isCompact(charges) {
+	if isCompact(charges) || len(charges) == 1 && hasSingleSet(charges[0].Plan) {
 		kind = single
 	}
 	c.charges, c.batchSizes = charges, append(c.batchSizes[:0], len(charges))

@@ -106,6 +106,11 @@ func (l *scriptCache) forLimits(plans []*penstock.Plan) []*script {
 		want(l.makeLocked(single, sequence))
 		want(l.makeLocked(uniform, sequence))
 	}
+	for _, p := range plans {
+		if hasSingleSet(p) {
+			want(l.makeLocked(single, []*algorithm.Algorithm{p.Algorithm()}))
+		}
+	}
 	for _, set := range append(mixedSets, all) {
 		want(l.makeLocked(mixed, set))
 	}

@@ -16,7 +16,8 @@ import (
 
 // A script decides charges with some algorithms:
 //
-//   - single: one batch, with exactly one charge for each of the algorithms, in that order
+//   - single: one batch, with exactly one charge for each of the algorithms, in that order; or one
+//     charge whose state is a set
 //   - uniform: several such batches, for several callers
 //   - mixed: any number of batches, with any number of charges of any of the algorithms
 type script struct {
@@ -238,6 +239,12 @@ func isCompact(charges []penstock.Charge) bool {
 		}
 	}
 	return true
+}
+
+// hasSingleSet reports whether a script of the kind single decides one charge of a limit whose state
+// is a set.
+func hasSingleSet(plan *penstock.Plan) bool {
+	return plan.Algorithm().IsCollection() && !plan.CountsDenied()
 }
 
 // isSimple reports whether the kinds single and uniform can decide a limit: its state is few

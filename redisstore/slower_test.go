@@ -92,6 +92,58 @@ func TestTTLStaysWithinItsBound(t *testing.T) {
 	}
 }
 
+// A Refund never shortens a TTL: neither that of a set from which it removes the newest members,
+// nor that of a set that it writes anew. This holds for a single charge and for a batch.
+func TestARefundNeverShortensATTL(t *testing.T) {
+	t.Parallel()
+	server := redistest.Shared(t)
+	log, slots := penstock.PerMinute(10).With(penstock.SlidingLog).MustCompile(), penstock.InFlight(10, time.Minute).MustCompile()
+	other := penstock.PerHour(1).WithName("other").MustCompile()
+	for name, charges := range map[string][]penstock.Charge{ // a later charge, and then its refund
+		"all units of the newest grant":   {{Plan: log, Cost: 2}, {Plan: log, Mode: penstock.Refund, Cost: 2}},
+		"some units of all grants":        {{Plan: log, Cost: 2}, {Plan: log, Mode: penstock.Refund, Cost: 4}},
+		"units of the grant of a receipt": {{Plan: log, Cost: 2, IsRefundable: true}, {Plan: log, Mode: penstock.Refund, Cost: 2}},
+		"a hold":                          {{Plan: slots, Cost: 1, Holder: "b"}, {Plan: slots, Mode: penstock.Refund, Cost: 1, Holder: "b"}},
+	} {
+		for _, isBatch := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, ", batch ", isBatch), func(t *testing.T) {
+				prefix, now := newPrefix(), time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+				s := open(t, server.URL(), redisstore.Options{Prefix: prefix, Now: func() time.Time { return now }})
+				var receipt int64
+				decide := func(c penstock.Charge) {
+					c.Key, c.Receipt = "k", receipt
+					batch := []penstock.Charge{c}
+					if isBatch {
+						batch = append(batch, penstock.Charge{Key: "k", Plan: other, Mode: penstock.Peek})
+					}
+					d, err := s.Decide(t.Context(), batch)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if receipt = d.Status(0).Receipt; d.Status(0).Granted != c.Cost {
+						t.Fatalf("%v of %d units: granted %d; want all", c.Mode, c.Cost, d.Status(0).Granted)
+					}
+				}
+				expires := func() int64 {
+					keys := must(t, server, "KEYS", prefix+"*").([]any)
+					if len(keys) != 1 {
+						t.Fatalf("the keys are %v; want one", keys)
+					}
+					return must(t, server, "PEXPIRETIME", keys[0].(string)).(int64)
+				}
+				decide(penstock.Charge{Plan: charges[0].Plan, Cost: 3, Holder: "a"})
+				now = now.Add(50 * time.Second)
+				decide(charges[0])
+				before := expires()
+				decide(charges[1])
+				if after := expires(); after < before {
+					t.Errorf("the Refund has made the TTL %d ms shorter; want it never shorter", before-after)
+				}
+			})
+		}
+	}
+}
+
 // ttlOf returns the TTL of a key.
 func ttlOf(t *testing.T, s *redistest.Server, key any) time.Duration {
 	t.Helper()

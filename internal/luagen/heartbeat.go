@@ -7,7 +7,7 @@ package luagen
 var Heartbeat = CheckRights(`#!lua
 local call = redis.call
 local time = call('TIME')
-RIGHTS
+RIGHTS()
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local life = tonumber(ARGV[2])
 local epoch = call('GET', KEYS[2]) or ARGV[3]

@@ -12,7 +12,7 @@ import (
 //   - A function whose body is "return" and one expression. Each call is replaced by the
 //     expression.
 //   - A function without a return in a loop. A call is replaced if it is a statement on one line,
-//     "a, b = f(…)" or "local a, b = f(…)".
+//     "a, b = f(…)", "local a, b = f(…)" or "f(…)".
 //
 // Others stay functions. Each pass reads the text once, because a request may wait for its script
 // to be generated.
@@ -183,7 +183,7 @@ func (f *function) inlineStatements(text string) string {
 		indent := text[start : at-len(code)]
 		names, isLocal := strings.CutPrefix(code, "local ")
 		names, isAssignment := strings.CutSuffix(names, " = ")
-		if !isAssignment || listEnd(names) < len(names) || text[end-1] != ')' {
+		if !isAssignment && code != "" || listEnd(names) < len(names) || text[end-1] != ')' {
 			from = end
 			continue
 		}
@@ -197,7 +197,8 @@ func (f *function) inlineStatements(text string) string {
 }
 
 // writeStatement writes the body of f as a block "repeat … until true", in place of a statement
-// that assigns f's results to names. Each return becomes such an assignment and a break.
+// that assigns f's results to names, which may be none. Each return becomes such an assignment and
+// a break.
 func (f *function) writeStatement(out *strings.Builder, indent, names, arguments string, isLocal bool) {
 	if isLocal {
 		out.WriteString(indent + "local " + names + "\n")
@@ -223,9 +224,11 @@ func writeBlock(out *strings.Builder, indent, locals, body, results string) {
 	out.WriteString(indent + "repeat\n" + locals)
 	for line := range strings.Lines(body) {
 		code := strings.TrimLeft(line, " \t")
+		space := line[:len(line)-len(code)]
 		if value, ok := strings.CutPrefix(code, "return "); ok {
-			space := line[:len(line)-len(code)]
 			line = space + results + " = " + value + space + "break\n"
+		} else if code == "return\n" {
+			line = space + "break\n"
 		}
 		out.WriteString(line)
 	}

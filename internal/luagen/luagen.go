@@ -87,8 +87,12 @@ const (
 )
 
 // Single generates a script that decides one batch. The batch has one charge for each of these
-// algorithms, in this order. The state of all charges is in one string.
+// algorithms, in this order. The state of all charges is in one string. Or there is one algorithm,
+// which keeps its state in a set.
 func Single(algorithms []*algorithm.Algorithm) string {
+	if algorithms[0].IsCollection() {
+		return unroll(harnesses().set, algorithms)
+	}
 	return unroll(harnesses().single, algorithms)
 }
 
@@ -113,7 +117,7 @@ func Mixed(algorithms []*algorithm.Algorithm) string {
 		}
 		if a.IsCollection() {
 			number, lastArguments = FirstCollection+i, "KEYS[key], ARGV[holder] or '', receipt"
-			fmt.Fprintf(&saves, "    if algorithm == %d then %s_save(KEYS[key], unpack(result, 6)) end\n", number, a.Name())
+			fmt.Fprintf(&saves, "    if algorithm == %d then %s_save(KEYS[key], unpack(result, 9)) end\n", number, a.Name())
 		}
 		fmt.Fprintf(&steps, "  if algorithm == %d then return { %s(p1, p2, p3, p4, mode, cost, patience, now, %s) } end\n",
 			number, a.Name(), lastArguments)
@@ -122,8 +126,11 @@ func Mixed(algorithms []*algorithm.Algorithm) string {
 		}
 		fragments.WriteString(a.Lua() + "\n")
 	}
-	harness := strings.NewReplacer("  STEP\n", steps.String(), "    SAVE\n", saves.String(), "  RECEIPTOF\n", receipts.String()).Replace(harnesses().mixed)
-	return finish(inline(replaceNames(removeComments(fragments.String()), constants), preludeOf().functions) + harness)
+	harness := replaceBlocks(harnesses().mixed, "sets", func(block string) string { return repeat(block, "", min(saves.Len(), 1)) })
+	harness = strings.NewReplacer("  STEP\n", steps.String(), "    SAVE\n", saves.String(), "  RECEIPTOF\n", receipts.String()).Replace(harness)
+	// The harness checks all rights at once, so the fragments need not.
+	functions := replaceRights(removeComments(fragments.String()), func([]string) string { return "" })
+	return finish(inline(replaceNames(functions, constants), preludeOf().functions) + harness)
 }
 
 // unroll expands a harness for a sequence of algorithms.
@@ -139,7 +146,7 @@ func unroll(text string, algorithms []*algorithm.Algorithm) string {
 		if a.HasExactRefunds() {
 			receipt, newReceipt = fmt.Sprintf("receipt%d, ", i+1), fmt.Sprintf("t%d%d", i+1, a.ReceiptNumber())
 		}
-		replacements = append(replacements, fmt.Sprintf("ALGORITHM%d(", i+1), a.Name()+"(",
+		replacements = append(replacements, fmt.Sprintf("ALGORITHM%d(", i+1), a.Name()+"(", fmt.Sprintf("SAVE%d(", i+1), a.Name()+"_save(",
 			fmt.Sprintf("NEWRECEIPT%d", i+1), newReceipt, fmt.Sprintf("RECEIPT%d", i+1), receipt)
 		isRepeated := slices.ContainsFunc(algorithms[:i], func(earlier *algorithm.Algorithm) bool { return earlier.Name() == a.Name() })
 		if !isRepeated {
@@ -199,11 +206,11 @@ func decimals(numbers map[string]int64) map[string]string {
 
 // harnesses returns the templates of scripts. Comments are removed, and the blocks of storage.lua
 // that a template names are inserted.
-var harnesses = sync.OnceValue(func() (h struct{ single, uniform, mixed string }) {
+var harnesses = sync.OnceValue(func() (h struct{ single, set, uniform, mixed string }) {
 	storage := removeComments(storageLua)
 	include := func(harness string) string {
 		harness = removeComments(harness)
-		for _, part := range [...]string{"clock", "load", "decide", "save"} {
+		for _, part := range [...]string{"clock", "load", "decide", "save", "decideset", "saveset"} {
 			_, text, _, _ := cutBlock(storage, part)
 			harness = strings.Replace(harness, "@"+part+"\n", text, 1)
 		}
@@ -211,6 +218,7 @@ var harnesses = sync.OnceValue(func() (h struct{ single, uniform, mixed string }
 	}
 	h.single = strings.NewReplacer("GET\n", "call('GET', key)\n",
 		"FAIL\n", "return redis.error_reply('CORRUPT the state of this key is malformed')\n").Replace(include(singleLua))
+	h.set = include(strings.NewReplacer("@load\n", "", "@decide\n", "@decideset\n", "@save\n", "@saveset\n").Replace(singleLua))
 	h.uniform = strings.NewReplacer("GET\n", "get('GET', key)\n", "FAIL\n", "isCorrupt = true\n").Replace(include(uniformLua))
 	h.mixed = include(mixedLua)
 	return h

@@ -6,7 +6,7 @@ local args = ARGV[1]
 local now, stamp, batches, at = sunpack('<dxxxxxxI2I2', args)
 local virtual = 0
 @clock
-RIGHTS
+RIGHTS()
 
 -- A cell is a table of the state of one limit. The first six elements are the outcome of the last
 -- step, or zeros if there was no step: granted, remaining, retry, reset, wait, keep. The numbers of
@@ -84,22 +84,29 @@ end
 -- changed, only its TTL may have to be extended, because the limit may have been made slower.
 local function save(key, algorithm, tag, result)
   local keep, reset = result[6], result[4]
+@sets
+  if algorithm >= FIRSTCOLLECTION then -- see saveset in storage.lua
+    if keep == 0 then
+      call('DEL', KEYS[key])
+    elseif keep > 0 or result[8] then
+      local ttl, need = call('PTTL', KEYS[key]), math.max(keep, reset)
+      if keep > 0 then
+        SAVE
+      end
+      if result[8] or ttl < need / 1000 + SLACK + virtual then
+        call('PEXPIRE', KEYS[key], text(math.max(ttl, ttlof(need) + virtual)))
+      end
+    end
+    return
+  end
+@endsets
   if keep < 0 then
-    if algorithm >= FIRSTCOLLECTION and reset > 0 then
-      call('PEXPIRE', KEYS[key], text(ttlof(reset) + virtual), 'GT')
-    elseif algorithm < FIRSTCOLLECTION and reset > 0 and now + reset > strings[key].expiresAfter then
+    if reset > 0 and now + reset > strings[key].expiresAfter then
       local s = strings[key]
       if s.keep < 0 then
         changed[#changed + 1] = key
       end
       s.keep = math.max(s.keep, reset)
-    end
-    return
-  end
-  if algorithm >= FIRSTCOLLECTION then
-    SAVE
-    if keep > 0 then
-      call('PEXPIRE', KEYS[key], text(ttlof(keep) + virtual))
     end
     return
   end

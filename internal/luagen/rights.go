@@ -3,28 +3,48 @@ package luagen
 import (
 	"fmt"
 	"iter"
+	"slices"
 	"strings"
 )
 
-// CheckRights replaces the line RIGHTS in a script by statements that end the script if its user
-// may not run one of its commands. A script that writes more than once must check before its first
-// write. Without this check, Redis would reject the second write and keep the first. The error
-// names the missing right, which Redis 7.0 does not name.
+// CheckRights replaces each line RIGHTS() in a script by statements that end the script if its user
+// may not run one of its commands. A line such as RIGHTS('ZADD', 'PEXPIRE') only checks these. A
+// script that writes with more than one command must check before its first write. Without this
+// check, Redis would reject the second write and keep the first. The error names the missing right,
+// which Redis 7.0 does not name.
 func CheckRights(text string) string {
-	before, after, found := strings.Cut(text, "RIGHTS\n")
-	if !found {
-		return text
-	}
-	var checks strings.Builder
-	checked := make(map[string]bool)
+	var all []string
 	for command := range Commands(text) {
-		if example, ok := Examples[command]; ok && !checked[command] {
-			checked[command] = true
-			fmt.Fprintf(&checks, "not may(%s) and '%s' or ", InLua(example, "KEYS[1]"), strings.ToLower(command))
+		if Examples[command] != nil && !slices.Contains(all, command) {
+			all = append(all, command)
 		}
 	}
-	return before + "local may = redis.acl_check_cmd\nlocal missing = " + checks.String() + "nil\n" +
-		"if missing then return redis.error_reply('NOPERM the user needs the right +' .. missing) end\n" + after
+	return replaceRights(text, func(commands []string) string {
+		if len(commands) == 0 {
+			commands = all
+		}
+		var checks strings.Builder
+		for _, command := range commands {
+			fmt.Fprintf(&checks, "not may(%s) and '%s' or ", InLua(Examples[command], "KEYS[1]"), strings.ToLower(command))
+		}
+		return "local may = redis.acl_check_cmd\nlocal missing = " + checks.String() + "nil\n" +
+			"if missing then return redis.error_reply('NOPERM the user needs the right +' .. missing) end\n"
+	})
+}
+
+// replaceRights replaces each line RIGHTS(…) by what write returns for the commands that it names.
+func replaceRights(text string, write func(commands []string) string) string {
+	var out strings.Builder
+	for {
+		before, rest, found := strings.Cut(text, "RIGHTS(")
+		out.WriteString(before)
+		if !found {
+			return out.String()
+		}
+		names, after, _ := strings.Cut(rest, ")\n")
+		out.WriteString(write(strings.FieldsFunc(names, func(r rune) bool { return r < 'A' || r > 'Z' })))
+		text = after
+	}
 }
 
 // KeyOfExample stands for the key in Examples.
@@ -36,9 +56,9 @@ const KeyOfExample = "KEY"
 // before their first write.
 var Examples = map[string][]string{
 	"GET": {"GET", KeyOfExample}, "SET": {"SET", KeyOfExample, ""}, "SETRANGE": {"SETRANGE", KeyOfExample, "0", ""},
-	"DEL": {"DEL", KeyOfExample}, "PEXPIRE": {"PEXPIRE", KeyOfExample, "1"}, "ZADD": {"ZADD", KeyOfExample, "1", ""},
+	"DEL": {"DEL", KeyOfExample}, "PTTL": {"PTTL", KeyOfExample}, "PEXPIRE": {"PEXPIRE", KeyOfExample, "1"}, "ZADD": {"ZADD", KeyOfExample, "1", ""},
 	"ZCARD": {"ZCARD", KeyOfExample}, "ZCOUNT": {"ZCOUNT", KeyOfExample, "1", "1"}, "ZRANGE": {"ZRANGE", KeyOfExample, "1", "1"},
-	"ZRANGEBYSCORE": {"ZRANGEBYSCORE", KeyOfExample, "1", "1"}, "ZREM": {"ZREM", KeyOfExample, ""},
+	"ZRANGEBYSCORE": {"ZRANGEBYSCORE", KeyOfExample, "1", "1"}, "ZMSCORE": {"ZMSCORE", KeyOfExample, ""}, "ZREM": {"ZREM", KeyOfExample, ""},
 	"ZREMRANGEBYRANK":  {"ZREMRANGEBYRANK", KeyOfExample, "1", "1"},
 	"ZREMRANGEBYSCORE": {"ZREMRANGEBYSCORE", KeyOfExample, "1", "1"},
 	"ZSCORE":           {"ZSCORE", KeyOfExample, ""}, "INFO": {"INFO", "memory"},

@@ -1,5 +1,5 @@
 -- Blocks of the harnesses. All three harnesses use clock, which reads the time. single.lua and
--- uniform.lua also use the other blocks. load reads the numbers of a batch's limits from their
+-- uniform.lua also use load, decide and save. load reads the numbers of a batch's limits from their
 -- string. decide runs the algorithms, and save stores the new numbers. GET and FAIL stand for what
 -- differs between the two harnesses: how to get the string, and what to do if it is malformed.
 
@@ -164,3 +164,41 @@ elseif keep >= 0 or need > 0 and now + need > expiresAfter then
   end
 end
 @endsave
+
+-- decideset and saveset replace load, decide and save in a script for one charge of an algorithm
+-- that reads and writes its state itself, in a set. t$1 is whether the set is new. t$2 is whether
+-- the TTL must be set, because the set is written anew, or because an unchanged set may be needed
+-- for longer than its TTL. t$3 and the others are arguments of the algorithm's save.
+@decideset
+@each
+local granted$, remaining$, retry$, reset$, wait$, keep$, t$1, t$2, t$3, t$4, t$5, t$6, t$7, t$8, t$9, t$10, t$11, t$12, t$13, t$14, t$15, t$16
+granted$, remaining$, retry$, reset$, wait$, keep$, t$1, t$2, t$3, t$4, t$5, t$6, t$7, t$8, t$9, t$10, t$11, t$12, t$13, t$14, t$15, t$16 = ALGORITHM$(a$, b$, c$, d$, mode$, cost$, patience$, now, key, ARGV[holder$] or '', receipt$)
+if isDryRun and retry$ == 0 then
+  granted$, remaining$, retry$, reset$, wait$, keep$, t$1, t$2 = ALGORITHM$(a$, b$, c$, d$, PEEK, 0, 0, now, key, ARGV[holder$] or '', receipt$)
+end
+@endeach
+@enddecideset
+
+@saveset
+-- The TTL is read first, because a set that is written anew loses it. A TTL never becomes shorter.
+@each
+if keep$ == 0 then
+  call('DEL', key)
+elseif keep$ > 0 or t$2 then
+  local ttl, need = -1, math.max(keep$, reset$)
+  if not t$1 then
+    ttl = call('PTTL', key)
+  end
+  local isshort = t$2 or ttl < need / 1000 + SLACK + virtual
+  if isshort then
+    RIGHTS('PEXPIRE')
+  end
+  if keep$ > 0 then
+    SAVE$(key, t$3, t$4, t$5, t$6, t$7, t$8, t$9, t$10, t$11, t$12, t$13, t$14, t$15, t$16)
+  end
+  if isshort then
+    call('PEXPIRE', key, text(math.max(ttl, ttlof(need) + virtual)))
+  end
+end
+@endeach
+@endsaveset

@@ -7,7 +7,7 @@ local now, stamp, at = sunpack('<dxxxxxxI2', args)
 @clock
 local get = call
 if #KEYS > 1 then
-  RIGHTS
+  RIGHTS()
   get = redis.pcall -- returns an error, which would otherwise end the script for all callers
 end
 

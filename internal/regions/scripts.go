@@ -39,7 +39,7 @@ var Scripts = []string{syncLua, askLua}
 const readSite = `#!lua
 local call = redis.call
 local time = call('TIME')
-RIGHTS
+RIGHTS()
 local now = time[1] * 1000000 + time[2]
 local function decimal(n) return string.format('%.0f', n) end
 local site = call('GET', KEYS[1])

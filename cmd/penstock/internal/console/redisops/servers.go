@@ -38,7 +38,7 @@ type Server struct {
 
 // infoLua replies the parts of INFO that a Server is made of.
 var infoLua = luagen.CheckRights(`local call = redis.call
-RIGHTS
+RIGHTS()
 return call('INFO', 'server', 'memory', 'stats', 'cpu', 'clients', 'replication', 'commandstats', 'keyspace')`)
 
 // Servers describes the server of the store, or every primary of a Cluster, in the order of their
