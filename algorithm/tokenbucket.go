@@ -236,23 +236,21 @@ func tokenRetryAfter(p *Params, cost, remaining, reset int64) int64 {
 }
 
 // drain lets a level leak until now. It returns the new level, the time for which this level is
-// right, and how far that time is ahead of now. The bool repaired is true if the state was too far
-// in the future and was repaired.
-func drain(rate, now, level, at int64) (drained, since, ahead int64, repaired bool) {
-	if level == 0 {
+// right, and how far that time is ahead of now. isRepaired is true if the state was too far in the
+// future and was repaired.
+func drain(rate, now, old, since int64) (level, at, ahead int64, isRepaired bool) {
+	if old == 0 {
 		return 0, now, 0, false
 	}
-	repaired = at-now > MaxStall
-	if repaired {
-		at = now
+	isRepaired = since-now > MaxStall
+	if since > now && !isRepaired {
+		return old, since, since - now, false
 	}
-	if at > now {
-		return level, at, at - now, repaired
+	passed := max(now-since, 0)
+	if float64(passed)*float64(rate) >= float64(old) { // a product too large to be exact is larger than any level
+		return 0, now, 0, isRepaired
 	}
-	if float64(now-at)*float64(rate) >= float64(level) { // a product too large to be exact is larger than any level
-		return 0, now, 0, repaired
-	}
-	return level - (now-at)*rate, now, 0, repaired
+	return old - passed*rate, now, 0, isRepaired
 }
 
 // convert returns level·parts/old, rounded up, and at most Max. A level in parts of 1/old token

@@ -26,7 +26,8 @@ type function struct {
 	cannotLeave bool            // a return is in a loop: it would become a break, which only leaves the loop
 	names       map[string]bool // all names in the body
 	assigned    map[string]bool // names to which the body assigns
-	declared    map[string]bool // names that the body declares as local
+	declared    map[string]int  // how often the body declares a name as local
+	results     []string        // the local variable that most returns give as this result, or ""
 }
 
 func removeComments(lua string) string {
@@ -76,6 +77,7 @@ func newFunction(name, parameters, body string, others []function) function {
 		}
 	}
 	f.recordNames()
+	f.findResults()
 	return f
 }
 
@@ -99,7 +101,7 @@ func returnsInLoop(body string) bool {
 
 // recordNames records the names in the body, and which of them the body assigns or declares.
 func (f *function) recordNames() {
-	f.names, f.assigned, f.declared = make(map[string]bool, 64), make(map[string]bool), make(map[string]bool)
+	f.names, f.assigned, f.declared = make(map[string]bool, 64), make(map[string]bool), make(map[string]int)
 	for _, name := range names(f.body) {
 		f.names[name] = true
 	}
@@ -107,11 +109,35 @@ func (f *function) recordNames() {
 		line, isLocal := strings.CutPrefix(strings.TrimLeft(line, " \t"), "local ")
 		list := line[:listEnd(line)]
 		if isLocal {
-			addNames(f.declared, list)
+			for name := range strings.SplitSeq(list, ",") {
+				f.declared[strings.TrimSpace(name)]++
+			}
 		}
 		isAssignment := strings.HasSuffix(list, " ") && strings.HasPrefix(line[len(list):], "= ")
 		if isAssignment {
-			addNames(f.assigned, list)
+			for name := range strings.SplitSeq(list, ",") {
+				f.assigned[strings.TrimSpace(name)] = true
+			}
+		}
+	}
+}
+
+// findResults finds the local variables that f returns. A variable must be declared once.
+func (f *function) findResults() {
+	for line := range strings.Lines(f.body) {
+		list, isReturn := strings.CutPrefix(strings.TrimSpace(line), "return ")
+		if !isReturn {
+			continue
+		}
+		values, _ := argumentsAt(list+")", 0)
+		for i, value := range values {
+			if i == len(f.results) {
+				f.results = append(f.results, "")
+			}
+			isVariable := f.declared[value] == 1 && !slices.Contains(f.parameters, value) && !slices.Contains(f.results, value)
+			if isVariable && f.results[i] == "" {
+				f.results[i] = value
+			}
 		}
 	}
 }
@@ -124,13 +150,6 @@ func listEnd(text string) int {
 		}
 	}
 	return len(text)
-}
-
-// addNames adds the names in a list such as "a, b" to a set.
-func addNames(set map[string]bool, names string) {
-	for name := range strings.SplitSeq(names, ",") {
-		set[strings.TrimSpace(name)] = true
-	}
 }
 
 // inline inlines functions in a text, the last function first. If a function is still called after
@@ -205,7 +224,7 @@ func (f *function) writeStatement(out *strings.Builder, indent, names, arguments
 	}
 	body, locals := f.bind(arguments)
 	if !f.hasAnyOf(names) {
-		writeBlock(out, indent, locals, body, names)
+		f.writeBlock(out, indent, locals, body, strings.Split(names, ", "), isLocal)
 		return
 	}
 	// The body assigns to r1, r2, … instead. After the body, they are copied to the names.
@@ -215,24 +234,88 @@ func (f *function) writeStatement(out *strings.Builder, indent, names, arguments
 	}
 	all := strings.Join(results, ", ")
 	out.WriteString(indent + "do\n" + indent + "local " + all + "\n")
-	writeBlock(out, indent, locals, body, all)
+	f.writeBlock(out, indent, locals, body, results, true)
 	out.WriteString("\n" + indent + names + " = " + all + "\n" + indent + "end")
 }
 
 // writeBlock writes a body in which each return becomes an assignment to the results and a break.
-func writeBlock(out *strings.Builder, indent, locals, body, results string) {
+// The results take the place of the local variables that f returns, so most of them need no
+// assignment. isNew says that the results are nil before the body.
+func (f *function) writeBlock(out *strings.Builder, indent, locals, body string, results []string, isNew bool) {
+	renamed := make(map[string]string)
+	var assigned []string // the results that the body assigns in place of its variables
+	for i := range min(len(results), len(f.results)) {
+		if f.results[i] != "" && !f.names[results[i]] {
+			renamed[f.results[i]] = results[i]
+			assigned = append(assigned, results[i])
+		}
+	}
 	out.WriteString(indent + "repeat\n" + locals)
-	for line := range strings.Lines(body) {
+	for line := range strings.Lines(replaceNames(body, renamed)) {
 		code := strings.TrimLeft(line, " \t")
 		space := line[:len(line)-len(code)]
-		if value, ok := strings.CutPrefix(code, "return "); ok {
-			line = space + results + " = " + value + space + "break\n"
+		if values, ok := strings.CutPrefix(code, "return "); ok {
+			list, _ := argumentsAt(strings.TrimSpace(values)+")", 0)
+			isCall := strings.HasSuffix(list[len(list)-1], ")") || list[len(list)-1] == "..." // it may have several values
+			for i := len(list); i < len(results) && !isCall; i++ {
+				value := results[i] // which is still nil
+				if !isNew || slices.Contains(assigned, value) {
+					value = "nil"
+				}
+				list = append(list, value)
+			}
+			writeAssignment(out, space, results, list)
+			line = space + "break\n"
 		} else if code == "return\n" {
 			line = space + "break\n"
+		} else if declared, ok := strings.CutPrefix(code, "local "); ok && declaresAny(declared, assigned) {
+			line = space + undeclare(declared, assigned)
 		}
 		out.WriteString(line)
 	}
 	out.WriteString(indent + "until true")
+}
+
+// writeAssignment writes statements that assign values to names. It leaves out a name that has the
+// value already. Single assignments are cheaper than one of all names.
+func writeAssignment(out *strings.Builder, space string, names, values []string) {
+	isSimple := len(values) >= len(names)
+	for i := range min(len(values), len(names)) {
+		for j := range i { // assigned before
+			isSimple = isSimple && (values[i] == names[i] || values[j] == names[j] || !hasName(values[i], names[j]))
+		}
+	}
+	if !isSimple {
+		out.WriteString(space + strings.Join(names, ", ") + " = " + strings.Join(values, ", ") + "\n")
+		return
+	}
+	for i, name := range names {
+		if values[i] != name {
+			out.WriteString(space + name + " = " + values[i] + "\n")
+		}
+	}
+}
+
+// declaresAny reports whether a declaration, whose "local " is cut off, has one of the names.
+func declaresAny(declaration string, names []string) bool {
+	list := declaration[:listEnd(declaration)]
+	return slices.ContainsFunc(names, func(name string) bool { return hasName(list, name) })
+}
+
+// undeclare removes names from the list of a declaration, which has at least one of them.
+func undeclare(declaration string, names []string) string {
+	list := strings.Split(strings.TrimSpace(declaration[:listEnd(declaration)]), ", ")
+	kept := slices.DeleteFunc(slices.Clone(list), func(name string) bool { return slices.Contains(names, name) })
+	hasValues := strings.Contains(declaration, " = ")
+	switch {
+	case len(kept) == 0 && hasValues:
+		return declaration
+	case len(kept) == 0:
+		return strings.Join(list, ", ") + " = nil\n"
+	case hasValues:
+		return "local " + strings.Join(kept, ", ") + "\n" + declaration
+	}
+	return "local " + strings.Join(kept, ", ") + "\n"
 }
 
 // bind returns the body of f for a call with these arguments. An argument that is a name replaces
@@ -250,7 +333,7 @@ func (f *function) bind(arguments string) (body, locals string) {
 		}
 		value := values[i]
 		isDropped := parameter == "_" && !f.assigned["_"]
-		canRename := parameter != "_" && isName(value) && !f.assigned[parameter] && !f.declared[value]
+		canRename := parameter != "_" && isName(value) && !f.assigned[parameter] && f.declared[value] == 0
 		switch {
 		case isDropped:
 		case canRename:

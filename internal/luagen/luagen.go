@@ -219,7 +219,10 @@ var harnesses = sync.OnceValue(func() (h struct{ single, set, uniform, mixed str
 	h.single = strings.NewReplacer("GET\n", "call('GET', key)\n",
 		"FAIL\n", "return redis.error_reply('CORRUPT the state of this key is malformed')\n").Replace(include(singleLua))
 	h.set = include(strings.NewReplacer("@load\n", "", "@decide\n", "@decideset\n", "@save\n", "@saveset\n").Replace(singleLua))
-	h.uniform = strings.NewReplacer("GET\n", "get('GET', key)\n", "FAIL\n", "isCorrupt = true\n").Replace(include(uniformLua))
+	// In uniform.lua, save has the outcome of the last step that was accepted.
+	_, save, _, _ := cutBlock(storage, "save")
+	save = replaceNames(save, map[string]string{"keep": "keepLast", "reset": "resetLast", "t": "s"})
+	h.uniform = strings.NewReplacer("GET\n", "get('GET', key)\n", "FAIL\n", "isCorrupt = true\n").Replace(include(strings.Replace(uniformLua, "@save\n", save, 1)))
 	h.mixed = include(mixedLua)
 	return h
 })

@@ -11,14 +11,15 @@ local function text(n)
   return string.format('%.0f', n)
 end
 
--- Exact integer division of numbers up to MAX: div rounds down, and cdiv rounds up. Most rates
--- reduce to one unit per microsecond, and then nothing has to be divided.
+-- Exact integer division of numbers from 0 to MAX: div rounds down, and cdiv rounds up. Most rates
+-- reduce to one unit per microsecond, and then nothing has to be divided. For these numbers, % is
+-- exact, and faster than fmod.
 local function div(a, b)
-  return b == 1 and a or (a - fmod(a, b)) / b
+  return b == 1 and a or (a - a % b) / b
 end
 
 local function cdiv(a, b)
-  return b == 1 and a or (a + b - 1 - fmod(a + b - 1, b)) / b
+  return b == 1 and a or (a + b - 1 - (a + b - 1) % b) / b
 end
 
 -- Returns the size in bytes of an entry of n numbers (see storage.lua). The word has 4 bytes, the
@@ -30,13 +31,13 @@ end
 -- Returns the TTL in ms of a string or set whose state is needed for the time keep, in µs. The TTL
 -- is twice keep plus SLACK, so that a key in use rarely needs a new TTL.
 local function ttlof(keep)
-  return 2 * cdiv(keep, 1000) + SLACK
+  return 2 * (keep + 999 - (keep + 999) % 1000) / 1000 + SLACK
 end
 
 -- Returns a time in seconds. A key that is written now with the TTL ttlof(keep) cannot expire
 -- before it. The time is stored in 32 bits, so it is at most 4294967295.
 local function expiryof(now, keep)
-  return math.min(div(now + 2 * keep + MINSLACK, 1000000), 4294967295)
+  return math.min((now + 2 * keep + MINSLACK - (now + 2 * keep + MINSLACK) % 1000000) / 1000000, 4294967295)
 end
 
 -- The twin of take in algorithm.go. It returns how many units are granted, how many are used after
@@ -48,22 +49,22 @@ local function take(mode, cost, used, count)
     end
     return 0, used, false
   elseif mode == DRAW then
-    local granted = math.min(cost, math.max(count - used, 0))
-    return granted, used + granted, granted > 0 or cost == 0
+    local drawn = math.min(cost, math.max(count - used, 0))
+    return drawn, used + drawn, drawn > 0 or cost == 0
   elseif mode == PEEK then
     return 0, used, cost == 0 or cost <= count - used
   elseif mode == FORCE then
-    local granted = math.min(cost, math.max(MAX - used, 0))
-    return granted, used + granted, true
+    local forced = math.min(cost, math.max(MAX - used, 0))
+    return forced, used + forced, true
   elseif mode == REFUND then
-    local granted = math.min(cost, used)
-    return granted, used - granted, true
+    local returned = math.min(cost, used)
+    return returned, used - returned, true
   elseif mode == ATTEMPT then
-    local granted = 0
+    local counted = 0
     if cost <= count then
-      granted = math.min(cost, math.max(math.min(2 * count, MAX / 2) - used, 0))
+      counted = math.min(cost, math.max(math.min(2 * count, MAX / 2) - used, 0))
     end
-    return granted, used + granted, true
+    return counted, used + counted, true
   end
   return 0, 0, true
 end
@@ -91,19 +92,17 @@ end
 
 -- The twin of drain in tokenbucket.go. It returns the level, the time at which the bucket has that
 -- level, and how far this time is ahead of now. The last result is whether the state was repaired.
-local function drain(rate, now, level, at)
-  if not level then
+local function drain(rate, now, old, since)
+  if not old then
     return 0, now, 0, false
   end
-  local repaired = at - now > MAXSTALL
-  if repaired then
-    at = now
+  local isrepaired = since - now > MAXSTALL
+  if since > now and not isrepaired then
+    return old, since, since - now, false
   end
-  if at > now then
-    return level, at, at - now, repaired
+  local passed = isrepaired and 0 or now - since
+  if passed * rate >= old then -- a product too large to be exact is larger than any level
+    return 0, now, 0, isrepaired
   end
-  if (now - at) * rate >= level then -- a product too large to be exact is larger than any level
-    return 0, now, 0, repaired
-  end
-  return level - (now - at) * rate, now, 0, repaired
+  return old - passed * rate, now, 0, isrepaired
 end

@@ -82,8 +82,7 @@ end
 -- t$1 to t$6 are the numbers after the step. keep$ is how long these numbers must be kept, in µs.
 -- keep$ is 0 if the numbers equal a new state, and negative if the step has not changed them.
 @each
-local granted$, remaining$, retry$, reset$, wait$, keep$, t$1, t$2, t$3, t$4, t$5, t$6
-granted$, remaining$, retry$, reset$, wait$, keep$, t$1, t$2, t$3, t$4, t$5, t$6 = ALGORITHM$(a$, b$, c$, d$, mode$, cost$, patience$, now, holder$, RECEIPT$s$1, s$2, s$3, s$4, s$5, s$6)
+local granted$, remaining$, retry$, reset$, wait$, keep$, t$1, t$2, t$3, t$4, t$5, t$6 = ALGORITHM$(a$, b$, c$, d$, mode$, cost$, patience$, now, holder$, RECEIPT$s$1, s$2, s$3, s$4, s$5, s$6)
 @endeach
 if isDryRun or not (@all{retry$ == 0}) then
 @each
@@ -95,27 +94,22 @@ end
 @enddecide
 
 @save
--- keep is the longest of the charges' keep$. need is how long the string must exist, in µs, also
--- for unchanged entries. If the string is usual and its TTL is long enough, the entries are
--- overwritten in place. If the string is not usual, the whole string is written if an entry has
--- changed. If the TTL is too short, the whole string is written too.
-local keep, need = UNCHANGED, 0
-@each
-if keep$ > keep then
-  keep = keep$
-end
-if reset$ > need then
-  need = reset$
-end
-t$2, t$4, t$5, t$6 = t$2 or 0, t$4 or 0, t$5 or 0, t$6 or 0
-@endeach
-if keep > need then
-  need = keep
-end
-if isUsual and now + need <= expiresAfter and @all{keep$ > 0 and t$3 and t$3 > 0 and t$4 + t$5 == 0 and t$6 == 0} then
+-- Most strings are new or usual, and stay usual. Such a string is overwritten in place if its TTL
+-- is long enough, and set otherwise. If no entry has changed, nothing is written while the TTL is
+-- long enough. All other strings are written entry by entry. need is how long the string must
+-- exist, in µs, also for unchanged entries.
+local isLong = @all{now + keep$ <= expiresAfter and now + reset$ <= expiresAfter}
+local staysUsual = (isUsual or not stored) and @all{keep$ > 0 and t$3 and t$3 > 0 and (not t$4 or t$4 == 0 and (t$5 or 0) == 0 and (t$6 or 0) == 0)}
+if staysUsual and isLong then
   call('SETRANGE', key, '4', spack('<@text{I4I7I7I6}', @list{n$, t$1, t$2, t$3}))
-elseif keep >= 0 or need > 0 and now + need > expiresAfter then
-  local value = ''
+elseif staysUsual then
+  local need = math.max(@list{keep$, reset$})
+  call('SET', key, spack('<I4@text{I4I7I7I6}', expiryof(now, need), @list{tag$ + 3, t$1, t$2, t$3}), 'PX', ttlof(need) + virtual .. '')
+elseif @any{keep$ >= 0} or not isLong and (@any{reset$ > 0}) then
+  local need, value = math.max(@list{keep$, reset$}), ''
+@each
+  t$2, t$4, t$5, t$6 = t$2 or 0, t$4 or 0, t$5 or 0, t$6 or 0
+@endeach
 @each
   if keep$ > 0 then
     if t$6 ~= 0 and type(t$6) == 'string' then
@@ -160,7 +154,7 @@ elseif keep >= 0 or need > 0 and now + need > expiresAfter then
   elseif now + need <= expiresAfter then
     call('SET', key, stored:sub(1, 4) .. value, 'KEEPTTL')
   else
-    call('SET', key, spack('<I4', expiryof(now, need)) .. value, 'PX', text(ttlof(need) + virtual))
+    call('SET', key, spack('<I4', expiryof(now, need)) .. value, 'PX', ttlof(need) + virtual .. '')
   end
 end
 @endsave
@@ -171,8 +165,7 @@ end
 -- for longer than its TTL. t$3 and the others are arguments of the algorithm's save.
 @decideset
 @each
-local granted$, remaining$, retry$, reset$, wait$, keep$, t$1, t$2, t$3, t$4, t$5, t$6, t$7, t$8, t$9, t$10, t$11, t$12, t$13, t$14, t$15, t$16
-granted$, remaining$, retry$, reset$, wait$, keep$, t$1, t$2, t$3, t$4, t$5, t$6, t$7, t$8, t$9, t$10, t$11, t$12, t$13, t$14, t$15, t$16 = ALGORITHM$(a$, b$, c$, d$, mode$, cost$, patience$, now, key, ARGV[holder$] or '', receipt$)
+local granted$, remaining$, retry$, reset$, wait$, keep$, t$1, t$2, t$3, t$4, t$5, t$6, t$7, t$8, t$9, t$10, t$11, t$12, t$13, t$14, t$15, t$16 = ALGORITHM$(a$, b$, c$, d$, mode$, cost$, patience$, now, key, ARGV[holder$] or '', receipt$)
 if isDryRun and retry$ == 0 then
   granted$, remaining$, retry$, reset$, wait$, keep$, t$1, t$2 = ALGORITHM$(a$, b$, c$, d$, PEEK, 0, 0, now, key, ARGV[holder$] or '', receipt$)
 end

@@ -69,7 +69,13 @@ for index = 1, #KEYS do
         if keep$ == 0 then
           keepLast$, s$1, s$2, s$3, s$4, s$5, s$6 = 0, nil
         elseif keep$ > 0 then
-          keepLast$, s$1, s$2, s$3, s$4, s$5, s$6 = keep$, t$1, t$2, t$3, t$4, t$5, t$6
+          keepLast$ = keep$
+          s$1 = t$1
+          s$2 = t$2
+          s$3 = t$3
+          s$4 = t$4
+          s$5 = t$5
+          s$6 = t$6
         end
 @endeach
         callers = callers - merged
@@ -126,10 +132,6 @@ for index = 1, #KEYS do
     end
   end
 
--- @save (in storage.lua) needs keep$, reset$ and the numbers t$ of the last step that was accepted.
-@each
-  local keep$, reset$, t$1, t$2, t$3, t$4, t$5, t$6 = keepLast$, resetLast$, s$1, s$2, s$3, s$4, s$5, s$6
-@endeach
 @save
 end
 return spack('<I2' .. string.rep('d', filled - 1), unpack(replies, 1, filled))
