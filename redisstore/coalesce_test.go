@@ -301,34 +301,41 @@ func TestFailedScriptFailsOnlyItsCallers(t *testing.T) {
 	}
 }
 
-// A key with other data fails only the callers of that key.
+// A key with other data fails only the callers of that key, and keeps its data. If each key has one
+// caller, the script reads all keys at once.
 func TestMalformedKeyFailsOnlyItsCallers(t *testing.T) {
 	server := redistest.Shared(t)
-	for _, foreign := range [][]string{{"LPUSH", "x"}, {"SET", "garbage"}, {"SET", "\x01\x02\x03\x04\x05\x06\x07"}, {"SET", strings.Repeat("\xff", 40)}} {
-		g := newCoalescingTest(t, dial(server.URL())(t))
-		key, err := redisstore.KeyOf(penstock.Charge{Key: "malformed", Plan: g.limit}, redisstore.Options{Prefix: g.prefix})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := server.Do(foreign[0], key, foreign[1]); err != nil {
-			t.Fatal(err)
-		}
-		calls := g.holdTwo()
-		var failing []*pendingCall
-		for i := range 5 {
-			calls = append(calls, g.call(fmt.Sprint(i), 1))
-			failing = append(failing, g.call("malformed", 1))
-		}
-		g.awaitWaiters(10)
-		g.client.pass(3) // two that are held, and one for the waiters
-		if granted := g.countGranted(calls); granted != 7 {
-			t.Errorf("%q: %d of 7 callers of other keys were granted; want all", foreign, granted)
-		}
-		for _, call := range failing {
-			<-call.done
-			var failure *penstock.StoreError
-			if !errors.As(call.err, &failure) || failure.Reason != penstock.ReasonCorrupt {
-				t.Errorf("%q: %v; want an error of reason corrupt", foreign, call.err)
+	for _, callersOfEach := range []int{1, 5} {
+		for _, foreign := range [][]string{{"LPUSH", "x"}, {"SET", "garbage"}, {"SET", "\x01\x02\x03\x04\x05\x06\x07"}, {"SET", strings.Repeat("\xff", 40)}} {
+			g := newCoalescingTest(t, dial(server.URL())(t))
+			key, err := redisstore.KeyOf(penstock.Charge{Key: "malformed", Plan: g.limit}, redisstore.Options{Prefix: g.prefix})
+			if err != nil {
+				t.Fatal(err)
+			}
+			must(t, server, foreign[0], key, foreign[1])
+			before := must(t, server, "DUMP", key)
+			calls := g.holdTwo()
+			var failing []*pendingCall
+			for i := range 5 {
+				calls = append(calls, g.call(fmt.Sprint(i), 1))
+			}
+			for range callersOfEach {
+				failing = append(failing, g.call("malformed", 1))
+			}
+			g.awaitWaiters(5 + callersOfEach)
+			g.client.pass(3) // two that are held, and one for the waiters
+			if granted := g.countGranted(calls); granted != 7 {
+				t.Errorf("%q: %d of 7 callers of other keys were granted; want all", foreign, granted)
+			}
+			for _, call := range failing {
+				<-call.done
+				var failure *penstock.StoreError
+				if !errors.As(call.err, &failure) || failure.Reason != penstock.ReasonCorrupt {
+					t.Errorf("%q: %v; want an error of reason corrupt", foreign, call.err)
+				}
+			}
+			if after := must(t, server, "DUMP", key); after != before {
+				t.Errorf("%q with %d callers: the key has become %q; want it unchanged", foreign, callersOfEach, after)
 			}
 		}
 	}

@@ -37,11 +37,13 @@ type call struct {
 // The sizes, in bytes, of the parts of packed arguments and of replies.
 const (
 	stampedSize = 8 + redisclient.StampSize // the time, the stamp
-	headerSize  = stampedSize + 2           // and the number of batches
-	batchSize   = 2                         // the number of charges in a batch
-	chargeSize  = 2 + 1 + 1 + 4 + 4*8       // key, algorithm, mode, tag; cost, three parameters
+	headerSize  = stampedSize + 2           // and the number of batches, for mixed.lua
+	batchSize   = 2                         // the number of charges in a batch, for mixed.lua
+	placeSize   = 2 + 1                     // key, algorithm: before each charge, for mixed.lua
+	chargeSize  = 1 + 4 + 4*8               // mode, tag; cost, three parameters
 	statusSize  = 5 * 8                     // granted, remaining, retry, reset, wait
 	plainSize   = 2 * 8                     // remaining, reset: the whole cost was granted without a wait
+	deniedSize  = 3 * 8                     // remaining, retry, reset: nothing was granted
 
 	receiptSize = 8 // follows a status or a plain status, if a charge of the batch may be refunded
 
@@ -66,17 +68,20 @@ const counted penstock.Mode = luagen.CountedMode
 func (c *call) encode(s *Store, now int64, script *script) {
 	c.buf, c.keyEnds, c.keys, c.args = c.buf[:0], c.keyEnds[:0], c.keys[:0], append(c.args[:0], "")
 	// The arguments come first, so that one loop can write them; the keys are appended after them.
-	room := headerSize + batchSize*len(c.batchSizes) + (chargeSize+extensionSize)*len(c.charges)
+	room := headerSize + batchSize*len(c.batchSizes) + (placeSize+chargeSize+extensionSize)*len(c.charges) + 1
 	if cap(c.buf) < room {
 		c.buf = make([]byte, 0, room+keyRoom)
 	}
 	c.buf = c.buf[:room]
 	c.keyEnds = append(c.keyEnds, room)
 	c.putHeader(s, now)
-	binary.LittleEndian.PutUint16(c.buf[stampedSize:], uint16(len(c.batchSizes)))
-	at, nextBatch, leftInBatch := headerSize, 0, 0
+	at, nextBatch, leftInBatch := stampedSize, 0, 0
+	if script.kind == mixed {
+		binary.LittleEndian.PutUint16(c.buf[at:], uint16(len(c.batchSizes)))
+		at = headerSize
+	}
 	for i := range c.charges {
-		if leftInBatch == 0 {
+		if leftInBatch == 0 && script.kind == mixed {
 			leftInBatch = c.batchSizes[nextBatch]
 			nextBatch++
 			binary.LittleEndian.PutUint16(c.buf[at:], uint16(leftInBatch))
@@ -84,6 +89,10 @@ func (c *call) encode(s *Store, now int64, script *script) {
 		}
 		leftInBatch--
 		at += c.encodeCharge(s, &c.charges[i], at, now, script)
+	}
+	if script.kind == single && now != 0 {
+		c.buf[at] = 0 // see single.lua
+		at++
 	}
 	c.setStrings(at)
 }
@@ -93,8 +102,16 @@ func (c *call) encodeFlight(s *Store, now int64, f *coalesce.Flight) {
 	c.buf, c.keyEnds, c.keys, c.args = c.buf[:0], c.keyEnds[:0], c.keys[:0], append(c.args[:0], "")
 	c.buf = append(c.buf, make([]byte, stampedSize)...)
 	c.putHeader(s, now)
+	shared := sharedCharges(f, now)
+	for i := range shared {
+		c.buf = binary.LittleEndian.AppendUint32(c.buf, shared[i].Plan.Tag())
+		c.appendCharge(&shared[i], now)
+	}
 	var countAt int // index in buf of the number of coalesce.Requests for the current Redis key
 	for isNewKey, r := range f.Requests {
+		if shared != nil {
+			break
+		}
 		if isNewKey {
 			countAt = len(c.buf)
 			c.buf = append(c.buf, 0, 0) // the number, which increment counts up
@@ -121,6 +138,32 @@ func (c *call) encodeFlight(s *Store, now int64, f *coalesce.Flight) {
 	c.setStrings(at)
 }
 
+// sharedCharges returns the batch of a flight whose batches are all equal, each from one caller and
+// on a Redis key of its own. It returns nil for other flights, and if the batch has extensions.
+func sharedCharges(f *coalesce.Flight, now int64) (shared []penstock.Charge) {
+	for isNewKey, r := range f.Requests {
+		if !isNewKey || len(r.Waiters) != 1 {
+			return nil
+		}
+		if shared == nil {
+			shared = r.Charges
+		}
+		for i := range r.Charges {
+			ch, first := &r.Charges[i], &shared[i]
+			isEqual := ch.Plan == first.Plan && ch.Mode == first.Mode && ch.Cost == first.Cost
+			if !isEqual || isExtended(ch, ch.Plan.Params(paramsTime(now, ch.Plan))[3]) {
+				return nil
+			}
+		}
+	}
+	return shared
+}
+
+// isExtended reports whether an extension follows a charge with this fourth parameter.
+func isExtended(ch *penstock.Charge, fourth int64) bool {
+	return fourth != 0 || ch.Patience != 0 || ch.Mode >= dryRun || algorithm.HolderID(ch.Holder) != 0 || receiptOrSerial(ch) != 0
+}
+
 // putHeader writes the time and a new stamp to the beginning of buf.
 func (c *call) putHeader(s *Store, now int64) {
 	c.stamp = uint16(s.stamps.Add(1))
@@ -139,8 +182,7 @@ func (c *call) appendCharge(ch *penstock.Charge, now int64) {
 	params := ch.Plan.Params(paramsTime(now, ch.Plan))
 	patience, holder, receipt := ch.Patience.Microseconds(), algorithm.HolderID(ch.Holder), receiptOrSerial(ch)
 	mode := byte(ch.Mode)
-	isExtended := params[3] != 0 || patience != 0 || holder != 0 || receipt != 0 || ch.Mode >= dryRun
-	if isExtended {
+	if isExtended(ch, params[3]) {
 		mode += extended
 		c.extensions = appendNumber(appendNumber(c.extensions, params[3]), patience)
 		c.extensions = appendNumber(appendNumber(c.extensions, holder), receipt)
@@ -167,12 +209,18 @@ func (c *call) encodeCharge(s *Store, ch *penstock.Charge, at int, now int64, sc
 	params := ch.Plan.Params(paramsTime(now, ch.Plan))
 	key, patience, holder, receipt := c.keyNumber(s, ch), ch.Patience.Microseconds(), c.holderNumber(ch), receiptOrSerial(ch)
 	b := c.buf[at:] // not before keyNumber, which may reallocate buf
+	size := chargeSize
+	if script.kind == mixed {
+		binary.LittleEndian.PutUint16(b, uint16(key))
+		b[2] = script.number(ch.Plan.Algorithm())
+		b, size = b[placeSize:], placeSize+chargeSize
+	}
 	mode := byte(ch.Mode)
 	if ch.CountsDenial() {
 		mode += byte(counted)
 	}
-	isExtended := params[3] != 0 || patience != 0 || holder != 0 || receipt != 0 || ch.Mode >= dryRun
-	if isExtended {
+	hasExtension := isExtended(ch, params[3])
+	if hasExtension {
 		mode += extended
 		extension := b[chargeSize:]
 		putNumber(extension, params[3])
@@ -180,20 +228,16 @@ func (c *call) encodeCharge(s *Store, ch *penstock.Charge, at int, now int64, sc
 		putNumber(extension[16:], holder)
 		putNumber(extension[24:], receipt)
 	}
-	binary.LittleEndian.PutUint16(b, uint16(key))
-	if script.kind == mixed {
-		b[2] = script.number(ch.Plan.Algorithm())
+	b[0] = mode
+	binary.LittleEndian.PutUint32(b[1:], ch.Plan.Tag())
+	putNumber(b[5:], ch.Cost)
+	putNumber(b[13:], params[0])
+	putNumber(b[21:], params[1])
+	putNumber(b[29:], params[2])
+	if hasExtension {
+		size += extensionSize
 	}
-	b[3] = mode
-	binary.LittleEndian.PutUint32(b[4:], ch.Plan.Tag())
-	putNumber(b[8:], ch.Cost)
-	putNumber(b[16:], params[0])
-	putNumber(b[24:], params[1])
-	putNumber(b[32:], params[2])
-	if isExtended {
-		return chargeSize + extensionSize
-	}
-	return chargeSize
+	return size
 }
 
 // paramsTime returns the time that selects the window of a calendar algorithm, such as "per day".
@@ -254,12 +298,16 @@ func receiptOrSerial(ch *penstock.Charge) int64 {
 // decode reads the statuses of a batch.
 func decode(reply string, charges []penstock.Charge) penstock.Decision {
 	size := len(reply) / len(charges)
+	read := status
+	if size == deniedSize {
+		read = func(reply string, _ *penstock.Charge) penstock.Status { return deniedStatus(reply) }
+	}
 	if len(charges) == 1 {
-		return penstock.Single(status(reply, &charges[0]))
+		return penstock.Single(read(reply, &charges[0]))
 	}
 	statuses := make([]penstock.Status, len(charges))
 	for i := range statuses {
-		statuses[i] = status(reply[i*size:(i+1)*size], &charges[i])
+		statuses[i] = read(reply[i*size:(i+1)*size], &charges[i])
 	}
 	return penstock.NewDecision(statuses)
 }
@@ -278,6 +326,11 @@ func isPossible(numbers string) bool {
 		}
 	}
 	return true
+}
+
+// deniedStatus reads the status of a charge of which nothing was granted.
+func deniedStatus(reply string) penstock.Status {
+	return penstock.StatusOf(&algorithm.Outcome{Remaining: getNumber(reply), RetryAfter: getNumber(reply[8:]), ResetAfter: getNumber(reply[16:])})
 }
 
 // status reads one status. The size of the status shows its form.

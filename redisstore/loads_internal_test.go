@@ -228,10 +228,10 @@ func TestLoadThatHangsEnds(t *testing.T) {
 	})
 }
 
-// The size of a reply is that of all charges, in one of three forms.
+// The size of a reply is that of all charges, in one of four forms.
 func TestRepliesOfAWrongSizeAreErrors(t *testing.T) {
 	for reply, isValid := range map[string]bool{
-		replyOf(8, 1): true, replyOf(1, 8, 0, 1, 0): true, replyOf(1, 8, 0, 1, 0, 77): true, "": false, replyOf(8): false, replyOf(8, 1, 0): false, replyOf(8, 1, 0, 0): false,
+		replyOf(8, 1): true, replyOf(1, 8, 0, 1, 0): true, replyOf(1, 8, 0, 1, 0, 77): true, replyOf(8, 0, 1): true, "": false, replyOf(8): false, replyOf(8, 1, 0, 0): false,
 		replyOf(1, 8, 0, 1, 0, 7, 8): false, replyOf(8, 1) + "x": false,
 	} {
 		c := &forgetfulClient{knows: 9, left: 9, text: reply}
@@ -240,7 +240,7 @@ func TestRepliesOfAWrongSizeAreErrors(t *testing.T) {
 			t.Fatal(err)
 		}
 		d, err := s.Decide(t.Context(), oneCharge())
-		if (err == nil) != isValid || isValid && (!d.Allowed || d.Status(0).Remaining != 8) {
+		if (err == nil) != isValid || isValid && d.Status(0).Remaining != 8 {
 			t.Errorf("a reply of %d bytes: %+v, %v; want it valid: %t", len(reply), d, err, isValid)
 		}
 		s.Close()
@@ -272,15 +272,16 @@ func TestRepliesOfUniformScripts(t *testing.T) {
 		want    string
 		isShort bool
 	}{
-		{replyOf(luagen.ReplyPlain, 7, 10, 6, 20), 1, "2/7/10/0 2/6/20/0", false},
-		{replyOf(luagen.ReplyPlain, 7, 10, 6, 20, luagen.ReplyRepeat, 2, 2, 3, 4, 5), 3, "2/7/10/0 2/6/20/0 2/5/13/0 2/2/25/0 2/3/16/0 2/-2/30/0", false},
+		{replyOf(7, 10, 6, 20), 1, "2/7/10/0 2/6/20/0", false},
+		{replyOf(7, 10, 6, 20, luagen.ReplyRepeat, 2, 2, 3, 4, 5), 3, "2/7/10/0 2/6/20/0 2/5/13/0 2/2/25/0 2/3/16/0 2/-2/30/0", false},
 		{replyOf(luagen.ReplyReceipts, 7, 10, 70, 6, 20, 60), 1, "2/7/10/70 2/6/20/60", false},
 		{replyOf(luagen.ReplyFull, 1, 7, 0, 10, 0, 5, 2, 6, 0, 20, 0, 6), 1, "1/7/10/5 2/6/20/6", false},
-		{replyOf(luagen.ReplyCorrupt, luagen.ReplyPlain, 7, 10, 6, 20), 2, "error 2/7/10/0 2/6/20/0", false},
-		{replyOf(luagen.ReplyPlain, 7, 10, 6), 1, "", true},
-		{replyOf(9, 7, 10, 6, 20), 1, "", true},
+		{replyOf(luagen.ReplyCorrupt, 7, 10, 6, 20), 2, "error 2/7/10/0 2/6/20/0", false},
+		{replyOf(7, 10, 6), 1, "", true},
+		{replyOf(-9, 7, 10, 6, 20), 1, "", true},
+		{replyOf(luagen.ReplyDenied, 7, 1, 10, 6, 2, 20), 1, "0/7/10/0 0/6/20/0", false},
 		{"", 1, "", true},
-		{replyOf(luagen.ReplyPlain, 7, 10, 6, 20, luagen.ReplyRepeat, 2, 2, 3, 4), 1, "", true},
+		{replyOf(7, 10, 6, 20, luagen.ReplyRepeat, 2, 2, 3, 4), 1, "", true},
 	} {
 		got, r := read(c.text, c.n, charges)
 		if r.isShort != c.isShort || !c.isShort && (got != c.want || r.text != "") {

@@ -10,7 +10,10 @@ import (
 
 const numberSize = 8 // bytes
 
-// A replyReader reads the reply of uniform.lua, in the order of the batches. luagen.ReplyPlain and
+// replyPlain stands for a batch without a kind; see luagen.ReplyFull.
+const replyPlain = 0
+
+// A replyReader reads the reply of uniform.lua, in the order of the batches. luagen.ReplyFull and
 // the constants after it describe the format.
 type replyReader struct {
 	text    string
@@ -48,24 +51,35 @@ func (r *replyReader) next(charges []penstock.Charge, w *coalesce.Waiter) {
 
 // read reads the statuses of a batch, and how those of further batches differ from them.
 func (r *replyReader) read(charges []penstock.Charge) {
-	size := 0
-	kind := r.takeNumber()
+	size := plainSize
+	var kind int64
+	if len(r.text) >= numberSize && getNumber(r.text) >= 0 {
+		kind = replyPlain
+	} else {
+		kind = r.takeNumber()
+	}
 	switch kind {
-	case luagen.ReplyPlain:
-		size = plainSize
+	case replyPlain:
+	case luagen.ReplyDenied:
+		size = deniedSize
 	case luagen.ReplyReceipts:
 		size = plainSize + receiptSize
 	case luagen.ReplyFull:
 		size = statusSize + receiptSize
 	case luagen.ReplyCorrupt:
+		size = 0
 	default:
-		r.isShort = true
+		size, r.isShort = 0, true
 	}
 	r.isCorrupt = kind == luagen.ReplyCorrupt
 	for i := range charges {
 		if text := r.take(size); size > 0 && !r.isShort {
 			r.isCorrupt = r.isCorrupt || !isPossible(text)
-			r.statuses[i] = status(text, &charges[i])
+			if kind == luagen.ReplyDenied {
+				r.statuses[i] = deniedStatus(text)
+			} else {
+				r.statuses[i] = status(text, &charges[i])
+			}
 		}
 	}
 	if len(r.text) < numberSize || getNumber(r.text) != luagen.ReplyRepeat {

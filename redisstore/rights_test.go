@@ -109,7 +109,7 @@ func TestRightsDependOnTheAlgorithms(t *testing.T) {
 		return all
 	}
 	got := fmt.Sprint(names(redisrights.Options{DecideOnly: true, Algorithms: []*algorithm.Algorithm{algorithm.TokenBucket}}))
-	if want := "[evalsha eval script|load del get set setrange time]"; got != want {
+	if want := "[evalsha eval script|load del get mget set setrange time]"; got != want {
 		t.Errorf("a token bucket needs %s; want %s", got, want)
 	}
 }

@@ -241,8 +241,8 @@ func isCompact(charges []penstock.Charge) bool {
 	return true
 }
 
-// hasSingleSet reports whether a script of the kind single decides one charge of a limit whose state
-// is a set.
+// hasSingleSet reports whether a script of the kind single decides one charge of a limit whose
+// state is a set.
 func hasSingleSet(plan *penstock.Plan) bool {
 	return plan.Algorithm().IsCollection() && !plan.CountsDenied()
 }

@@ -9,6 +9,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -248,9 +249,9 @@ func (s *Store) eval(ctx context.Context, c *call, script *script) (string, erro
 	c.encode(s, s.fixedNow(), script)
 	reply, err := s.send(ctx, c, script)
 	n := len(c.charges)
-	if size := len(reply) / n; err == nil && (size*n != len(reply) || size != plainSize && size != statusSize && size != statusSize+receiptSize) {
-		err = fmt.Errorf("the script replied %d bytes for %d charges; expected %d, %d or %d",
-			len(reply), n, plainSize*n, statusSize*n, (statusSize+receiptSize)*n)
+	sizes := [...]int{plainSize * n, deniedSize * n, statusSize * n, (statusSize + receiptSize) * n}
+	if err == nil && !slices.Contains(sizes[:], len(reply)) {
+		err = fmt.Errorf("the script replied %d bytes for %d charges; expected one of %d", len(reply), n, sizes)
 	}
 	return reply, err
 }

@@ -124,6 +124,9 @@ func runTwins(client Client, subject twinSubject, rng *rand.Rand) (int, error) {
 				batches[i] = batches[i-1]
 			}
 		}
+		if len(batches) > 1 && rng.IntN(4) == 0 {
+			batches = onEachKey(batches[0])
+		}
 		got, order, err := redis.decideList(context.Background(), batches)
 		if err != nil {
 			return decided, fmt.Errorf("redis could not decide the batches: %w: %v", err, batches)
@@ -303,6 +306,8 @@ func hostileStep(rng *rand.Rand, clock time.Time, limit *penstock.Plan, last *pe
 	return time.UnixMicro(max(clock.UnixMicro()+step, 1_000_000_000_000_000)) // not before 2001
 }
 
+var twinKeys = [...]string{"", "a", "b{c}\x00\n:"}
+
 // hostileBatch draws one to four charges of different limits or keys. receipts are those of earlier
 // charges.
 func hostileBatch(rng *rand.Rand, limits []*penstock.Plan, last *penstock.Decision, receipts []int64) []penstock.Charge {
@@ -313,7 +318,7 @@ func hostileBatch(rng *rand.Rand, limits []*penstock.Plan, last *penstock.Decisi
 	}
 	for range n {
 		l := limits[rng.IntN(len(limits))]
-		c := penstock.Charge{Key: []string{"", "a", "b{c}\x00\n:"}[rng.IntN(3)], Plan: l, Cost: 1}
+		c := penstock.Charge{Key: twinKeys[rng.IntN(3)], Plan: l, Cost: 1}
 		modes := []penstock.Mode{ // a mode that is listed more often is more frequent
 			penstock.Spend, penstock.Spend, penstock.Spend, penstock.Spend, penstock.Spend, penstock.Spend,
 			penstock.Draw, penstock.Draw, penstock.Peek, penstock.Force, penstock.Refund, penstock.Refund, penstock.Refund,
@@ -352,6 +357,24 @@ func hostileBatch(rng *rand.Rand, limits []*penstock.Plan, last *penstock.Decisi
 		}
 	}
 	return batch
+}
+
+// onEachKey returns a batch with other keys: one that differs from the others only in the key, for
+// each key that hostileBatch draws.
+func onEachKey(batch []penstock.Charge) (batches [][]penstock.Charge) {
+	for _, key := range twinKeys {
+		other := slices.Clone(batch)
+		for i := range other {
+			other[i].Key = key
+		}
+		if penstock.Check(other) == nil { // not the same limit twice
+			batches = append(batches, other)
+		}
+	}
+	if len(batches) == 0 {
+		return [][]penstock.Charge{batch}
+	}
+	return batches
 }
 
 // pick returns one of the values.

@@ -59,17 +59,19 @@ const (
 )
 
 // The reply of a uniform script is a list of numbers. For each batch, in order, it has one of these
-// kinds and then the numbers that the comment of the kind names.
+// kinds and then the numbers that the comment of the kind names. A batch whose first number is not
+// negative has no kind: remaining and reset of each charge follow each other. Then the whole cost
+// was granted without a wait.
 const (
-	ReplyPlain   = 0 // remaining and reset of each charge: the whole cost was granted without a wait
-	ReplyFull    = 1 // a status of each charge
-	ReplyCorrupt = 2 // no numbers: the stored string is malformed
+	ReplyFull    = -1 // a status of each charge
+	ReplyCorrupt = -2 // no numbers: the stored string is malformed
 
 	// Run-length encoding: the number of further batches with results like that of the last one. Then,
 	// for each charge: by how much Remaining decreases and ResetAfter increases from batch to batch.
-	ReplyRepeat = 3
+	ReplyRepeat = -3
 
-	ReplyReceipts = 4 // remaining, reset and receipt of each charge; otherwise like ReplyPlain
+	ReplyReceipts = -4 // remaining, reset and receipt of each charge; otherwise like a batch without a kind
+	ReplyDenied   = -5 // remaining, retry and reset of each charge: nothing was granted
 )
 
 const (
@@ -136,6 +138,7 @@ func Mixed(algorithms []*algorithm.Algorithm) string {
 // unroll expands a harness for a sequence of algorithms.
 func unroll(text string, algorithms []*algorithm.Algorithm) string {
 	n := len(algorithms)
+	text = replaceBlocks(text, "one", func(block string) string { return repeat(block, "", max(2-n, 0)) })
 	text = replaceBlocks(text, "each", func(block string) string { return repeat(block, "", n) })
 	text = expandLists(text, n)
 	isAdditive := !slices.ContainsFunc(algorithms, func(a *algorithm.Algorithm) bool { return !a.IsAdditive() })
@@ -191,7 +194,7 @@ var constants = decimals(map[string]int64{
 	"MAX":     algorithm.Max, "MAXSTALL": algorithm.MaxStall, "NEVER": algorithm.Never, "UNCHANGED": algorithm.Unchanged,
 	"IMPOSSIBLE": Impossible, "MAXPARTS": algorithm.MaxParts, "MAXSTRING": MaxString, "MAXPERIOD": algorithm.MaxPeriod, "SLACK": slackTTL, "MINSLACK": minSlack, "VIRTUALTTL": virtualTTL,
 	"FIRSTCOLLECTION": FirstCollection, "EXTENDED": ExtendedMode, "DRYRUN": DryRunMode, "COUNTED": CountedMode,
-	"REPLYPLAIN": ReplyPlain, "REPLYFULL": ReplyFull, "REPLYCORRUPT": ReplyCorrupt, "REPLYREPEAT": ReplyRepeat,
+	"REPLYDENIED": ReplyDenied, "REPLYFULL": ReplyFull, "REPLYCORRUPT": ReplyCorrupt, "REPLYREPEAT": ReplyRepeat,
 	"REPLYRECEIPTS": ReplyReceipts,
 })
 
@@ -222,7 +225,7 @@ var harnesses = sync.OnceValue(func() (h struct{ single, set, uniform, mixed str
 	// In uniform.lua, save has the outcome of the last step that was accepted.
 	_, save, _, _ := cutBlock(storage, "save")
 	save = replaceNames(save, map[string]string{"keep": "keepLast", "reset": "resetLast", "t": "s"})
-	h.uniform = strings.NewReplacer("GET\n", "get('GET', key)\n", "FAIL\n", "isCorrupt = true\n").Replace(include(strings.Replace(uniformLua, "@save\n", save, 1)))
+	h.uniform = strings.NewReplacer("GET\n", "loaded[index] or get('GET', key)\n", "FAIL\n", "isCorrupt = true\n").Replace(include(strings.Replace(uniformLua, "@save\n", save, 1)))
 	h.mixed = include(mixedLua)
 	return h
 })

@@ -55,7 +55,7 @@ const KeyOfExample = "KEY"
 // is missing. Commands without an example, such as TIME, are not checked, because scripts run them
 // before their first write.
 var Examples = map[string][]string{
-	"GET": {"GET", KeyOfExample}, "SET": {"SET", KeyOfExample, ""}, "SETRANGE": {"SETRANGE", KeyOfExample, "0", ""},
+	"GET": {"GET", KeyOfExample}, "MGET": {"MGET", KeyOfExample}, "SET": {"SET", KeyOfExample, ""}, "SETRANGE": {"SETRANGE", KeyOfExample, "0", ""},
 	"DEL": {"DEL", KeyOfExample}, "PTTL": {"PTTL", KeyOfExample}, "PEXPIRE": {"PEXPIRE", KeyOfExample, "1"}, "ZADD": {"ZADD", KeyOfExample, "1", ""},
 	"ZCARD": {"ZCARD", KeyOfExample}, "ZCOUNT": {"ZCOUNT", KeyOfExample, "1", "1"}, "ZRANGE": {"ZRANGE", KeyOfExample, "1", "1"},
 	"ZRANGEBYSCORE": {"ZRANGEBYSCORE", KeyOfExample, "1", "1"}, "ZMSCORE": {"ZMSCORE", KeyOfExample, ""}, "ZREM": {"ZREM", KeyOfExample, ""},

@@ -3,20 +3,20 @@
 -- no tables (see template.go). COUNT is the number of charges.
 --
 -- a$ to d$ are the parameters of an algorithm. The extension d$, patience$, holder$, receipt$ is
--- left out if all four are 0, unless the batch is a dry run. An x in a format skips a byte. The
--- skipped bytes are the counts, and the numbers of keys and algorithms, which are all known here.
--- The first 20 bytes of args are the head: now, the stamp of 8 bytes, and the counts. The reply
--- begins with the last two bytes of the stamp. A charge has 40 bytes without its extension.
+-- left out if all four are 0, unless the batch is a dry run. The first 16 bytes of args are now and
+-- the stamp. The reply begins with the last two bytes of the stamp. A charge has 37 bytes without
+-- its extension. If the caller gives the time, a byte follows the charges. So the length of args
+-- shows whether there are only charges without extensions, which one call unpacks.
 local args, key, virtual, isDryRun = ARGV[1], KEYS[1], 0, false
-local now, stamp, @list{mode$, tag$, cost$, a$, b$, c$}
+local now, stamp, @list{mode$, tag$, cost$, a$, b$, c$} = 0
 local @list{d$, patience$, holder$, receipt$} = @list{0, 0, 0, 0}
-if #args == 20 + 40 * COUNT then
-  now, stamp, @list{mode$, tag$, cost$, a$, b$, c$} = sunpack('<dxxxxxxI2xxxx@text{xxxBI4dddd}', args)
+if #args == 16 + 37 * COUNT then
+  stamp, @list{mode$, tag$, cost$, a$, b$, c$} = sunpack('<I2@text{BI4dddd}', args, 15)
 else
   local at
-  now, stamp, at = sunpack('<dxxxxxxI2xxxx', args)
+  now, stamp, at = sunpack('<dxxxxxxI2', args)
 @each
-  mode$, tag$, cost$, a$, b$, c$, at = sunpack('<xxxBI4dddd', args, at)
+  mode$, tag$, cost$, a$, b$, c$, at = sunpack('<BI4dddd', args, at)
   if mode$ >= EXTENDED then
     mode$ = mode$ - EXTENDED
     if mode$ >= DRYRUN then
@@ -37,6 +37,9 @@ if @all{granted$ == cost$ and retry$ == 0 and wait$ == 0} then -- the caller kno
   if not (@any{receipt$ < 0}) then
     return spack('<I2@text{dd}', stamp, @list{remaining$, reset$})
   end
+end
+if @all{granted$ == 0 and wait$ == 0} then
+  return spack('<I2@text{ddd}', stamp, @list{remaining$, retry$, reset$})
 end
 if @any{receipt$ < 0} then
   return spack('<I2@text{dddddd}', stamp, @list{granted$, remaining$, retry$, reset$, wait$, receipt$ < 0 and granted$ > 0 and NEWRECEIPT$ or 0})

@@ -1,7 +1,8 @@
 -- Blocks of the harnesses. All three harnesses use clock, which reads the time. single.lua and
 -- uniform.lua also use load, decide and save. load reads the numbers of a batch's limits from their
 -- string. decide runs the algorithms, and save stores the new numbers. GET and FAIL stand for what
--- differs between the two harnesses: how to get the string, and what to do if it is malformed.
+-- differs between the two harnesses: how to get the string, and what to do if it is malformed. MGET
+-- returns nothing for a key of another type, and GET returns an error.
 
 -- now is 0 unless the caller gives the time, in µs. virtual, in ms, is added to TTLs.
 @clock
@@ -76,6 +77,9 @@ if stored then
   end
   expiresAfter = expiresAfter * 1000000
 end
+@one
+local third = s$3
+@endone
 @endload
 
 @decide
@@ -101,9 +105,25 @@ end
 local isLong = @all{now + keep$ <= expiresAfter and now + reset$ <= expiresAfter}
 local staysUsual = (isUsual or not stored) and @all{keep$ > 0 and t$3 and t$3 > 0 and (not t$4 or t$4 == 0 and (t$5 or 0) == 0 and (t$6 or 0) == 0)}
 if staysUsual and isLong then
+@one
+  if t$3 == third then -- only the first two numbers differ
+    call('SETRANGE', key, '8', spack('<I7I7', t$1, t$2))
+  else
+@endone
   call('SETRANGE', key, '4', spack('<@text{I4I7I7I6}', @list{n$, t$1, t$2, t$3}))
+@one
+  end
+@endone
 elseif staysUsual then
-  local need = math.max(@list{keep$, reset$})
+  local need = 0
+@each
+  if keep$ > need then
+    need = keep$
+  end
+  if reset$ > need then
+    need = reset$
+  end
+@endeach
   call('SET', key, spack('<I4@text{I4I7I7I6}', expiryof(now, need), @list{tag$ + 3, t$1, t$2, t$3}), 'PX', ttlof(need) + virtual .. '')
 elseif @any{keep$ >= 0} or not isLong and (@any{reset$ > 0}) then
   local need, value = math.max(@list{keep$, reset$}), ''

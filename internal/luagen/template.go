@@ -8,6 +8,7 @@ import (
 // A template is expanded for a sequence of n charges:
 //
 //   - The lines between @each and @endeach are repeated for each charge.
+//   - The lines between @one and @endone are dropped unless n is 1.
 //   - The text in @list{…}, @text{…}, @all{…} or @any{…} is repeated in one line for each charge.
 //     The copies are joined by commas, by nothing, by "and", or by "or".
 //

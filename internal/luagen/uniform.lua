@@ -5,20 +5,32 @@
 local args, virtual = ARGV[1], 0
 local now, stamp, at = sunpack('<dxxxxxxI2', args)
 @clock
-local get = call
+local get, loaded = call, {}
 if #KEYS > 1 then
   RIGHTS()
   get = redis.pcall -- returns an error, which would otherwise end the script for all callers
 end
 
 -- replies has the numbers of the reply, and filled is how many there are. The first is the stamp,
--- as in single.lua. For each batch, the kind follows (ReplyPlain and the others in luagen.go), and
--- then the numbers of this kind.
+-- as in single.lua. The results of each batch follow. ReplyFull and the other constants in
+-- luagen.go describe their format.
 local replies, filled = { stamp }, 1
+local requests, callers, @list{tag$, mode$, callerCost$, a$, b$, c$} = 1
+-- Often all batches are equal, and each is the only one on its string. Then the batch is stated
+-- once, and the strings are read at once. Other flights may have a string twice.
+local isShared = #args == 16 + 37 * COUNT
+if isShared then
+  @list{tag$, mode$, callerCost$, a$, b$, c$} = sunpack('<@text{I4Bdddd}', args, at)
+  if #KEYS > 1 then
+    loaded = get('MGET', unpack(KEYS)) -- an error has no elements, so the strings are read one by one
+  end
+end
 for index = 1, #KEYS do
   local key, isCorrupt = KEYS[index], false
-  local requests, callers, @list{tag$, mode$, callerCost$, a$, b$, c$}
-  requests, @list{tag$}, callers, @list{mode$, callerCost$, a$, b$, c$}, at = sunpack('<I2@text{I4}I2@text{Bdddd}', args, at)
+  callers = 1
+  if not isShared then
+    requests, @list{tag$}, callers, @list{mode$, callerCost$, a$, b$, c$}, at = sunpack('<I2@text{I4}I2@text{Bdddd}', args, at)
+  end
 @load
 
   -- The outcome of the last step that was accepted, for save. The numbers of that step are in s$1
@@ -88,7 +100,7 @@ for index = 1, #KEYS do
           filled = filled + 2
 @endeach
           merged = 1
-        elseif @all{granted$ == cost$ and retry$ == 0 and wait$ == 0} then
+        elseif @all{granted$ == cost$ and retry$ == 0 and wait$ == 0 and remaining$ >= 0} then
           isUnchanged = @all{keep$ < 0}
           if @any{receipt$ < 0} then
             replies[filled + 1] = REPLYRECEIPTS
@@ -98,8 +110,6 @@ for index = 1, #KEYS do
             filled = filled + 3
 @endeach
           else
-            replies[filled + 1] = REPLYPLAIN
-            filled = filled + 1
 @each
             replies[filled + 1], replies[filled + 2] = remaining$, reset$
             filled = filled + 2
@@ -110,6 +120,14 @@ for index = 1, #KEYS do
             @list{remainingBefore$} = @list{remaining$}
             @list{resetBefore$} = @list{reset$}
           end
+        elseif @all{granted$ == 0 and wait$ == 0} then
+          isUnchanged = @all{keep$ < 0}
+          replies[filled + 1] = REPLYDENIED
+          filled = filled + 1
+@each
+          replies[filled + 1], replies[filled + 2], replies[filled + 3] = remaining$, retry$, reset$
+          filled = filled + 3
+@endeach
         else
           isUnchanged = @all{keep$ < 0}
           replies[filled + 1] = REPLYFULL
