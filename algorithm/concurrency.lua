@@ -15,7 +15,7 @@ local function expiry(key, needed, now, me)
   local skip, expires = 0, nil
   while not expires do
     -- Reads 16 holds per call, because the first few are usually enough.
-    local holds = call('ZRANGEBYSCORE', key, '(' .. text(now), '+inf', 'LIMIT', skip, 16, 'WITHSCORES')
+    local holds = call('ZRANGEBYSCORE', key, '(' .. timetext(now), '+inf', 'LIMIT', skip, 16, 'WITHSCORES')
     if #holds == 0 then -- another program has removed holds, so the sum of the costs is too large
       error('CORRUPT the state of this key is malformed')
     end
@@ -40,7 +40,7 @@ local function concurrency(count, period, _, _, mode, cost, _, now, key, holder,
   local first, ended = call('ZRANGEBYSCORE', key, '0', '+inf', 'LIMIT', '0', '1', 'WITHSCORES'), false
   local firstexpires = tonumber(first[2] or MAX)
   if firstexpires <= now then
-    ended = call('ZRANGEBYSCORE', key, '0', text(now))
+    ended = call('ZRANGEBYSCORE', key, '0', timetext(now))
     for i = 1, #ended do
       used = used - costof(key, ended[i])
     end
@@ -142,8 +142,8 @@ local function concurrency_save(key, ended, bound, me, expires, cost, serial, ow
     call('ZREM', key, ended[i], 'c' .. holder, 'n' .. holder)
   end
   if bound then -- no hold may last beyond it
-    for _, member in ipairs(call('ZRANGEBYSCORE', key, '(' .. text(bound), '+inf')) do
-      call('ZADD', key, text(bound), member)
+    for _, member in ipairs(call('ZRANGEBYSCORE', key, '(' .. timetext(bound), '+inf')) do
+      call('ZADD', key, timetext(bound), member)
     end
   end
   call('ZADD', key, 'LT', text(-period), 'p')
@@ -153,7 +153,7 @@ local function concurrency_save(key, ended, bound, me, expires, cost, serial, ow
     call('ZADD', key, text(-used), 's')
     return
   end
-  call('ZADD', key, text(expires), me, text(-used), 's')
+  call('ZADD', key, timetext(expires), me, text(-used), 's')
   if cost > 1 then
     call('ZADD', key, text(-cost), 'c' .. holder)
   elseif owncost > 1 then

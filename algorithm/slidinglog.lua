@@ -39,7 +39,7 @@ end
 
 local function slidinglog(count, period, _, _, mode, cost, _, now, key, _, receipt)
   local newest = call('ZRANGE', key, '-1', '-1', 'WITHSCORES')
-  local edge = text(now - period) -- grants up to this time have expired
+  local edge = timetext(now - period) -- grants up to this time have expired
   local sum, last, storedkeep = 0, now, 0 -- of the newest grant
   local base, hasold = 0, false -- the sum of the last expired grant, and whether there are others
   if newest[1] then
@@ -100,10 +100,10 @@ local function slidinglog(count, period, _, _, mode, cost, _, now, key, _, recei
   end
   local at = needsrepair and now or math.max(now, last) -- the time of the entry that will be the newest
   if newest[1] and needsrepair then -- grants after now are merged into one, dated now
-    for _, member in ipairs(call('ZRANGEBYSCORE', key, '(' .. text(now), '+inf')) do
+    for _, member in ipairs(call('ZRANGEBYSCORE', key, '(' .. timetext(now), '+inf')) do
       storedkeep = math.max(storedkeep, fromkeep(member))
     end
-    local past = call('ZCOUNT', key, '-inf', text(now))
+    local past = call('ZCOUNT', key, '-inf', timetext(now))
     if past > 0 then
       local before = call('ZRANGE', key, past - 1, past - 1, 'WITHSCORES')
       storedkeep = math.max(storedkeep, before[2] + fromkeep(before[1]) - now)
@@ -170,8 +170,8 @@ local function slidinglog_save(key, at, now, edge, hasold, base, sum, top, newke
       call('ZADD', key, '-inf', tomember(floor, 0)) -- stays expired even if the period grows
     end
   end
-  if mergedkeep and call('ZREMRANGEBYSCORE', key, '(' .. text(now), '+inf') > 0 then
-    call('ZADD', key, text(now), tomember(sum, mergedkeep))
+  if mergedkeep and call('ZREMRANGEBYSCORE', key, '(' .. timetext(now), '+inf') > 0 then
+    call('ZADD', key, timetext(now), tomember(sum, mergedkeep))
   end
   if top > MAX then -- the sums would become too large: count them from base on
     local grants = call('ZRANGE', key, 0, -1, 'WITHSCORES')
@@ -185,7 +185,7 @@ local function slidinglog_save(key, at, now, edge, hasold, base, sum, top, newke
     sum, top = sum - base, top - base
   end
   if top > sum then
-    call('ZADD', key, text(at), tomember(top, newkeep))
+    call('ZADD', key, timetext(at), tomember(top, newkeep))
   elseif top < sum and refunded then -- an exact refund: the sums from the grants of that time on become lower
     local first, before = call('ZCOUNT', key, '-inf', '(' .. text(refunded)), 0
     before = sumbefore(key, first)
@@ -202,6 +202,6 @@ local function slidinglog_save(key, at, now, edge, hasold, base, sum, top, newke
     local _, rank
     _, _, rank = findsum(key, top)
     call('ZREMRANGEBYRANK', key, rank, -1)
-    call('ZADD', key, text(at), tomember(top, newkeep))
+    call('ZADD', key, timetext(at), tomember(top, newkeep))
   end
 end

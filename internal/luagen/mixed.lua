@@ -94,7 +94,7 @@ local function save(key, algorithm, tag, result)
         SAVE
       end
       if result[8] or ttl < need / 1000 + SLACK + virtual then
-        call('PEXPIRE', KEYS[key], text(math.max(ttl, ttlof(need) + virtual)))
+        call('PEXPIRE', KEYS[key], ttltext(math.max(ttl, ttlof(need) + virtual)))
       end
     end
     return
@@ -193,7 +193,7 @@ for _, key in ipairs(changed) do
     call('SET', KEYS[key], table.concat(parts), 'KEEPTTL')
   else
     parts[1] = spack('<I4', expiryof(now, s.keep))
-    call('SET', KEYS[key], table.concat(parts), 'PX', text(ttlof(s.keep) + virtual))
+    call('SET', KEYS[key], table.concat(parts), 'PX', ttltext(ttlof(s.keep) + virtual))
   end
 end
 return table.concat(reply)

@@ -11,6 +11,17 @@ local function text(n)
   return string.format('%.0f', n)
 end
 
+-- Does the same for a time in µs. %d is much faster than %.0f, and each half of the number fits 32
+-- bits.
+local function timetext(t)
+  return t >= 0 and string.format('%d%06d', (t - t % 1000000) / 1000000, t % 1000000) or string.format('%.0f', t)
+end
+
+-- Returns a TTL of at least a second, in ms, as text. See timetext.
+local function ttltext(ttl)
+  return string.format('%d%03d', (ttl - ttl % 1000) / 1000, ttl % 1000)
+end
+
 -- Exact integer division of numbers from 0 to MAX: div rounds down, and cdiv rounds up. Most rates
 -- reduce to one unit per microsecond, and then nothing has to be divided. For these numbers, % is
 -- exact, and faster than fmod.

@@ -124,7 +124,8 @@ elseif staysUsual then
     need = reset$
   end
 @endeach
-  call('SET', key, spack('<I4@text{I4I7I7I6}', expiryof(now, need), @list{tag$ + 3, t$1, t$2, t$3}), 'PX', ttlof(need) + virtual .. '')
+  local ttl = ttlof(need) + virtual
+  call('SET', key, spack('<I4@text{I4I7I7I6}', expiryof(now, need), @list{tag$ + 3, t$1, t$2, t$3}), 'PX', ttltext(ttl))
 elseif @any{keep$ >= 0} or not isLong and (@any{reset$ > 0}) then
   local need, value = math.max(@list{keep$, reset$}), ''
 @each
@@ -174,7 +175,7 @@ elseif @any{keep$ >= 0} or not isLong and (@any{reset$ > 0}) then
   elseif now + need <= expiresAfter then
     call('SET', key, stored:sub(1, 4) .. value, 'KEEPTTL')
   else
-    call('SET', key, spack('<I4', expiryof(now, need)) .. value, 'PX', ttlof(need) + virtual .. '')
+    call('SET', key, spack('<I4', expiryof(now, need)) .. value, 'PX', ttltext(ttlof(need) + virtual))
   end
 end
 @endsave
@@ -210,7 +211,8 @@ elseif keep$ > 0 or t$2 then
     SAVE$(key, t$3, t$4, t$5, t$6, t$7, t$8, t$9, t$10, t$11, t$12, t$13, t$14, t$15, t$16)
   end
   if isshort then
-    call('PEXPIRE', key, text(math.max(ttl, ttlof(need) + virtual)))
+    ttl = math.max(ttl, ttlof(need) + virtual)
+    call('PEXPIRE', key, ttltext(ttl))
   end
 end
 @endeach
