@@ -10,6 +10,6 @@ ignore = {
 }
 read_globals = {
   "redis", "struct", -- given by the server
-  "call", "spack", "sunpack", "fmod", "text", "div", "cdiv", "take", "never", "convert", "drain", -- given by prelude.lua
+  "call", "spack", "sunpack", "fmod", "text", "timetext", "div", "cdiv", "take", "never", "convert", "drain", -- given by prelude.lua
   "name_here", -- across.go writes the name of an algorithm in the place of "name"
 }
