@@ -323,6 +323,46 @@ func TestMixedUpRegionsAreNamed(t *testing.T) {
 	}
 }
 
+// Another name or secret replaces those of instances that have all stopped a minute ago. A damaged
+// site is made anew.
+func TestSiteIsReplacedIfItsInstancesHaveStopped(t *testing.T) {
+	server, clock := redistest.StartClocked(t)
+	us := redistest.Start(t)
+	servers := map[string]string{"eu": server.URL(), "us": us.URL()}
+	old := newRegionInstance(t, regions.Options{Self: "eu"}, servers, regionSecret)
+	old.Start()
+	site := func(region, secret string) error {
+		look, err := regions.LookAt(t.Context(), old.own)
+		if err == nil && (look.Region != region || look.Mark != regions.MarkOf([]byte(secret))) {
+			err = fmt.Errorf("the store belongs to region %q with the mark %q; want %q with the secret %q", look.Region, look.Mark, region, secret)
+		}
+		return err
+	}
+	eventually.NoError(t, func() error { return site("eu", regionSecret) })
+	old.Instance.Close()
+	if err := clock.Set(59 * time.Second); err != nil {
+		t.Fatal(err)
+	}
+	next := newRegionInstance(t, regions.Options{Self: "eu"}, servers, "another")
+	next.Start()
+	eventually.True(t, "the new secret to be refused", func() bool { return next.failed.Load() != nil })
+	if err := clock.Set(62 * time.Second); err != nil {
+		t.Fatal(err)
+	}
+	eventually.NoError(t, func() error { return site("eu", "another") })
+	next.Instance.Close()
+	if err := clock.Set(125 * time.Second); err != nil {
+		t.Fatal(err)
+	}
+	renamed := newRegionInstance(t, regions.Options{Self: "eu2"}, map[string]string{"eu2": server.URL(), "us": us.URL()}, "another")
+	renamed.Start()
+	eventually.NoError(t, func() error { return site("eu2", "another") })
+	if _, err := server.Do("SET", "ps1{%@}regions", "no site"); err != nil {
+		t.Fatal(err)
+	}
+	eventually.NoError(t, func() error { return site("eu2", "another") })
+}
+
 // A region's site answers with the busiest counters first, until the other region has merged all.
 func TestSitesAnswerWithAllThatChanged(t *testing.T) {
 	server := redistest.Start(t)

@@ -140,10 +140,19 @@ func keysOf(region string) []string {
 // Start starts the exchange.
 func (i *Instance) Start() {
 	i.work.Start(func(ctx context.Context) {
+		start, known := i.o.Now(), make(map[string]bool)
 		background.Every(ctx, i.o.flushInterval(), func() {
 			defer panicked.Recover("regions are exchanged")
 			if err := i.flush(ctx); ctx.Err() == nil {
 				i.o.Exchanged(i.o.Self, err)
+			}
+			for _, s := range i.Statuses() {
+				was, isKnown := known[s.Region]
+				if isKnown && was == s.IsInContact || !isKnown && !s.IsInContact && i.o.Now().Sub(start) < 10*i.o.Every {
+					continue
+				}
+				known[s.Region] = s.IsInContact
+				i.o.ContactChanged(s.Region, s.IsInContact)
 			}
 		})
 	})

@@ -3,6 +3,7 @@ package regions
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -14,20 +15,25 @@ type Look struct {
 	Peers  []string // the other regions that they know
 	Mark   string   // a hash of their secret; other secrets have other marks
 
+	// Contact is how long ago both regions knew all that the other had granted, by the names of Peers.
+	// It is negative if they never did.
+	Contact map[string]time.Duration
+
 	// Delay is how long a message to the farthest region takes, by the last answers. 0: not known.
 	Delay time.Duration
 }
 
-// lookLua replies the time, and what the site says, in five lines. It only reads.
+// lookLua replies the time, and what the site says, in six lines. It only reads.
 const lookLua = `#!lua flags=no-writes
 local time = redis.call('TIME')
 local site = redis.call('GET', KEYS[1])
 site = site and cmsgpack.unpack(site) or { region = '', mark = '', peers = {} }
-local peers, took = {}, 0
+local now, peers, ages, took = time[1] * 1000000 + time[2], {}, {}, 0
 for name, p in pairs(site.peers) do
-  peers[#peers + 1], took = name, math.max(took, p.took)
+  local at = math.min(p.asked, p.visited)
+  peers[#peers + 1], ages[#ages + 1], took = name, string.format('%.0f', at > 0 and math.max(now - at, 0) or -1), math.max(took, p.took)
 end
-return time[1] .. ' ' .. time[2] .. '\n' .. site.region .. '\n' .. site.mark .. '\n' .. table.concat(peers, ' ') .. '\n' .. string.format('%.0f', took)`
+return time[1] .. ' ' .. time[2] .. '\n' .. site.region .. '\n' .. site.mark .. '\n' .. table.concat(peers, ' ') .. '\n' .. table.concat(ages, ' ') .. '\n' .. string.format('%.0f', took)`
 
 // LookAt reads what a region's Redis shows.
 func LookAt(ctx context.Context, s Server) (l Look, err error) {
@@ -37,16 +43,23 @@ func LookAt(ctx context.Context, s Server) (l Look, err error) {
 	}
 	lines := strings.Split(reply, "\n")
 	var seconds, micros, took int64
-	if len(lines) == 5 {
-		_, err = fmt.Sscan(lines[0]+" "+lines[4], &seconds, &micros, &took)
+	if len(lines) == 6 {
+		_, err = fmt.Sscan(lines[0]+" "+lines[5], &seconds, &micros, &took)
 	}
-	if len(lines) != 5 || err != nil {
-		return l, fmt.Errorf("the script of regions replied %.40q; expected five lines", reply)
+	if len(lines) != 6 || err != nil {
+		return l, fmt.Errorf("the script of regions replied %.40q; expected six lines", reply)
 	}
-	return Look{
+	l = Look{
 		Clock: time.Unix(seconds, micros*1000), Region: lines[1], Mark: lines[2], Peers: strings.Fields(lines[3]),
-		Delay: time.Duration(took) * time.Microsecond / messages,
-	}, nil
+		Contact: make(map[string]time.Duration), Delay: time.Duration(took) * time.Microsecond / messages,
+	}
+	for n, age := range strings.Fields(lines[4]) {
+		if n < len(l.Peers) {
+			micros, _ := strconv.ParseInt(age, 10, 64)
+			l.Contact[l.Peers[n]] = time.Duration(micros) * time.Microsecond
+		}
+	}
+	return l, nil
 }
 
 // MarkOf returns the Mark of instances whose stores have this secret.

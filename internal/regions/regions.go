@@ -45,6 +45,10 @@ type Options struct {
 	// Exchanged is called after each exchange with a region. The error is nil if it succeeded. With
 	// several instances, it is also called for this region itself. Default: nothing is reported.
 	Exchanged func(region string, err error)
+
+	// ContactChanged is called by an Instance if contact with a region is made or lost, and ten times
+	// Every after the start if there is none. Default: nothing is reported.
+	ContactChanged func(region string, isInContact bool)
 }
 
 // Lag returns how long a region may not know what another one has granted, if a message takes at
@@ -81,6 +85,9 @@ func (o *Options) setDefaults() {
 	}
 	if o.Exchanged == nil {
 		o.Exchanged = func(string, error) {}
+	}
+	if o.ContactChanged == nil {
+		o.ContactChanged = func(string, bool) {}
 	}
 }
 

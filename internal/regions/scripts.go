@@ -35,7 +35,7 @@ var Scripts = []string{syncLua, askLua}
 //	till     until when counters in the sets count
 //	dropped  when a changed counter was last dropped, because there were too many
 
-// readSite is the beginning of both scripts. site is nil if there is none.
+// readSite is the beginning of both scripts. site is nil if there is none, or if it is damaged.
 const readSite = `#!lua
 local call = redis.call
 local time = call('TIME')
@@ -43,7 +43,10 @@ RIGHTS()
 local now = time[1] * 1000000 + time[2]
 local function decimal(n) return string.format('%.0f', n) end
 local site = call('GET', KEYS[1])
-site = site and cmsgpack.unpack(site)
+if site then
+  local isread, value = pcall(cmsgpack.unpack, site)
+  site = isread and type(value) == 'table' and type(value.peers) == 'table' and value or nil
+end
 for _, p in pairs(site and site.peers or {}) do
   p.asked = p.asked <= now and p.asked or 0
   p.visited = p.visited <= now and p.visited or 0
@@ -73,6 +76,10 @@ end
 //	16+n   the units and the name of each changed counter
 var syncLua = luagen.CheckRights(readSite + `
 local life, n = tonumber(ARGV[4]), tonumber(ARGV[15])
+if site and (site.region ~= ARGV[1] or site.mark ~= ARGV[3]) and site.lease + 60000000 <= now then
+  for i = 2, #KEYS do call('DEL', KEYS[i]) end -- its instances have stopped, so this region or secret replaces it
+  site = nil
+end
 local changed = not site
 site = site or { region = ARGV[1], leader = '', lease = 0, fence = 0, peers = {}, mark = ARGV[3] }
 if site.region ~= ARGV[1] then return 'other ' .. site.region end

@@ -40,12 +40,12 @@ func newDoctor(algorithms []*algorithm.Algorithm) *cobra.Command {
 			if err := checkOutput(output, "text", "json"); err != nil {
 				return err
 			}
-			s, p, err := given.load(c, "store-timeout", "region", "region-peers")
+			s, p, err := given.load(c, "store-timeout", "region", "region-peers", "region-interval")
 			if err != nil {
 				return err
 			}
 			o := doctor.Options{URL: s.Store, Name: s.StoreName(), Keys: redisstore.Options{Prefix: s.Prefix, Secret: s.KeyHashSecret}, StoreTimeout: s.StoreTimeout,
-				ReadInstance: readInstance, Region: s.Region, Peers: s.RegionPeers}
+				ReadInstance: readInstance, Region: s.Region, Peers: s.RegionPeers, Interval: s.RegionInterval}
 			if p != nil {
 				defer p.Close()
 				o.Digest = p.Digest
@@ -75,7 +75,7 @@ func newDoctor(algorithms []*algorithm.Algorithm) *cobra.Command {
 			return nil
 		},
 	}
-	given.add(c, "store-timeout", "region", "region-peers")
+	given.add(c, "store-timeout", "region", "region-peers", "region-interval")
 	instance.add(c, "admin address of an instance, which is asked how the store works for it")
 	c.Flags().BoolVar(&isStrict, "strict", false, "treat warnings, and checks that could not run, as problems")
 	c.Flags().StringVarP(&output, "output", "o", "text", "output format: text or json")

@@ -37,7 +37,7 @@ const (
 	ServerChanged EventKind = "server_changed" // a failover or a restart
 	KeysLost      EventKind = "keys_lost"
 	ChargedTwice  EventKind = "charged_twice" // another instance had already charged the requests
-	RegionFails   EventKind = "region_fails"  // another region gives no answer
+	RegionFails   EventKind = "region_fails"  // there is no contact with another region
 	RegionWorks   EventKind = "region_works"
 )
 

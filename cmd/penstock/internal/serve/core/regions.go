@@ -54,7 +54,7 @@ func (c *Core) openRegions() error {
 		servers[name] = store
 	}
 	var err error
-	r.Instance, err = regions.NewInstance(regions.Options{Self: s.Region, Every: s.RegionInterval, Exchanged: r.exchanged}, c.scripts.Store, servers, s.KeyHashSecret)
+	r.Instance, err = regions.NewInstance(regions.Options{Self: s.Region, Every: s.RegionInterval, Exchanged: r.exchanged, ContactChanged: r.contactChanged}, c.scripts.Store, servers, s.KeyHashSecret)
 	if err != nil {
 		return err
 	}
@@ -86,15 +86,20 @@ func (r *regionExchange) exchanged(region string, err error) {
 	r.mu.Unlock()
 	switch {
 	case err == nil && wasFailed:
-		r.core.Log.Info("the exchange with a region works again", "region", region, activity.EventAttribute, string(activity.RegionWorks))
+		r.core.Log.Info("the exchange with a region works again", "region", region)
 	case err != nil:
 		if skipped, isDue := r.lines[region].Due(); isDue || !wasFailed {
-			details := withHint(err, "region", region, "err", err, "unlogged", skipped)
-			if !wasFailed {
-				details = append(details, activity.EventAttribute, string(activity.RegionFails))
-			}
-			r.core.Log.Warn("the exchange with a region fails; without contact, each region has its share of the limits", details...)
+			r.core.Log.Warn("the exchange with a region fails; without contact, each region has its share of the limits", withHint(err, "region", region, "err", err, "unlogged", skipped)...)
 		}
+	}
+}
+
+// contactChanged logs that contact with a region is made or lost.
+func (r *regionExchange) contactChanged(region string, isInContact bool) {
+	if isInContact {
+		r.core.Log.Info("there is contact with a region: it has its part of each limit", "region", region, activity.EventAttribute, string(activity.RegionWorks))
+	} else {
+		r.core.Log.Warn("there is no contact with a region: each region has its share of the limits; penstock doctor may say why", "region", region, activity.EventAttribute, string(activity.RegionFails))
 	}
 }
 

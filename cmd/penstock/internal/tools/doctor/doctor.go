@@ -24,6 +24,7 @@ type Options struct {
 	Digest       string             // of the policy that the instances should have; "" if it is not known
 	Region       string             // of the store; "" if there is only one
 	Peers        map[string]string  // URLs of the other regions' stores, by name
+	Interval     time.Duration      // how often regions exchange; default: 1 s
 
 	// ReadInstance reads the summary of an instance. Default: instances are only counted.
 	ReadInstance func(summary string) (Instance, error)

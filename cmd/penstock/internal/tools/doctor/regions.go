@@ -39,7 +39,7 @@ func (d *doctor) checkRegions(ctx context.Context, own *redisstore.Store) {
 			d.add(c)
 			continue
 		}
-		d.judgeRegion(ctx, &c, store, clock)
+		d.judgeRegion(ctx, &c, store, here, clock)
 		store.Close()
 		d.add(c)
 	}
@@ -55,8 +55,12 @@ func look(ctx context.Context, store *redisstore.Store) (l regions.Look, clock o
 	return l, offset{by: l.Clock.Sub(sent.Add(trip / 2)), margin: trip / 2, isKnown: true}, err
 }
 
-// judgeRegion sets the check of another region. here is the clock of this one.
-func (d *doctor) judgeRegion(ctx context.Context, c *Check, store *redisstore.Store, here offset) {
+// longestContact is the age from which on a contact is lost, unless regions exchange seldom.
+const longestContact = 15 * time.Second
+
+// judgeRegion sets the check of another region. own is what the store of this one shows, and here
+// is its clock.
+func (d *doctor) judgeRegion(ctx context.Context, c *Check, store *redisstore.Store, own regions.Look, here offset) {
 	const noContact = "this region and that one have their shares of limits with across only"
 	d.commands.Add(2)
 	there, clock, err := look(ctx, store)
@@ -85,7 +89,13 @@ func (d *doctor) judgeRegion(ctx context.Context, c *Check, store *redisstore.St
 		c.Remedy = "write this region into region_peers there"
 	case there.Mark != regions.MarkOf(d.Keys.Secret):
 		c.Status, c.Summary, c.Why = Failed, "it has another key_hash_secret", noContact
-		c.Remedy = "give all regions the same secret"
+		c.Remedy = "give all regions the same secret; after a change, the other one counts until its instances have stopped for a minute"
+	case own.Region != "" && (own.Contact[c.Server] < 0 || own.Contact[c.Server] > max(longestContact, 5*d.Interval)):
+		c.Status, c.Summary, c.Why = Warning, "there is no contact now, though it is reached and knows this region", noContact
+		if own.Contact[c.Server] > 0 {
+			c.Summary = fmt.Sprintf("there has been no contact for %v, though it is reached and knows this region", rounded(own.Contact[c.Server]))
+		}
+		c.Remedy = "look at the logs of the instances of both regions: an instance there may be down, hang, or not reach this store"
 	case apart.Abs()-margin >= clockFault:
 		c.Status, c.Summary = Warning, fmt.Sprintf("its clock differs by %v", rounded(apart.Abs()))
 		c.Why, c.Remedy = "windows that are aligned to the clock end at different times, so regions may admit one window more", "synchronize the servers' clocks, by chrony or another NTP client"

@@ -43,6 +43,10 @@ func TestFaultsOfRegionsAreFound(t *testing.T) {
 	eu, us, ap := redistest.Start(t), redistest.Start(t), redistest.Start(t)
 	startRegion(t, "eu", eu, map[string]*redistest.Server{"us": us})
 	startRegion(t, "us", us, map[string]*redistest.Server{"eu": eu})
+	eventually.True(t, "contact", func() bool {
+		r := examined(t, eu.URL(), func(o *Options) { o.Region, o.Peers, o.Keys.Secret = "eu", map[string]string{"us": us.URL()}, nil })
+		return r.worst("regions").Status == OK
+	})
 	do(t, us, "ACL SETUSER weak on >p ~ps1* -@all +eval +get +time +ping")
 	for _, c := range []struct {
 		region, peer, url string
@@ -79,17 +83,44 @@ func TestFaultsOfRegionsAreFound(t *testing.T) {
 	}
 }
 
+// Contact that was lost is found, although the other store is reached.
+func TestLostContactOfRegionsIsFound(t *testing.T) {
+	t.Parallel()
+	eu, clock := redistest.StartClocked(t)
+	us, usClock := redistest.StartClocked(t)
+	startRegion(t, "eu", eu, map[string]*redistest.Server{"us": us})
+	startRegion(t, "us", us, map[string]*redistest.Server{"eu": eu})
+	check := func() Check {
+		r := examined(t, eu.URL(), func(o *Options) { o.Region, o.Peers = "eu", map[string]string{"us": us.URL()} })
+		return r.worst("regions")
+	}
+	eventually.True(t, "contact", func() bool { return check().Status == OK })
+	do(t, us, "CONFIG SET maxmemory 1") // no instance of us can write there what it has merged
+	for _, c := range []*redistest.Clock{clock, usClock} {
+		if err := c.Set(20 * time.Second); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if c := check(); c.Status != Warning || !strings.Contains(c.Summary, "there has been no contact for") || c.Remedy == "" {
+		t.Errorf("20 s after the last contact, the check is %+v; want a warning", c)
+	}
+}
+
 func TestClocksOfRegionsAreCompared(t *testing.T) {
 	t.Parallel()
 	eu := redistest.Start(t)
 	us, clock := redistest.StartClocked(t)
 	startRegion(t, "eu", eu, map[string]*redistest.Server{"us": us})
 	startRegion(t, "us", us, map[string]*redistest.Server{"eu": eu})
+	check := func() Check {
+		r := examined(t, eu.URL(), func(o *Options) { o.Region, o.Peers = "eu", map[string]string{"us": us.URL()} })
+		return r.worst("regions")
+	}
+	eventually.True(t, "contact", func() bool { return check().Status == OK })
 	if err := clock.Set(time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	r := examined(t, eu.URL(), func(o *Options) { o.Region, o.Peers = "eu", map[string]string{"us": us.URL()} })
-	if c := r.worst("regions"); c.Status != Warning || !strings.Contains(c.Summary, "its clock differs by 1h0m") {
+	if c := check(); c.Status != Warning || !strings.Contains(c.Summary, "its clock differs by 1h0m") {
 		t.Errorf("the check is %+v; want that the clocks differ by an hour", c)
 	}
 }
