@@ -357,6 +357,7 @@ func TestInterimResponsesPassAndRemoveNoHeaders(t *testing.T) {
 		t.Fatal(err)
 	}
 	body, err := io.ReadAll(res.Body)
+	codes = slices.Compact(codes) // net/http sends a second 100 if the proxy reads the body while it forwards that of the upstream
 	if err != nil || string(body) != "hello" || !slices.Equal(codes, []int{103, 100}) {
 		t.Errorf("the client got the interim statuses %v, then %q, %v; want 103 and 100, then hello", codes, body, err)
 	}
