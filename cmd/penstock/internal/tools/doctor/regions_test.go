@@ -83,6 +83,13 @@ func TestFaultsOfRegionsAreFound(t *testing.T) {
 	}
 }
 
+// checkOfRegions examines the regions eu and us from eu.
+func checkOfRegions(t *testing.T, eu, us *redistest.Server) Check {
+	t.Helper()
+	r := examined(t, eu.URL(), func(o *Options) { o.Region, o.Peers = "eu", map[string]string{"us": us.URL()} })
+	return r.worst("regions")
+}
+
 // Contact that was lost is found, although the other store is reached.
 func TestLostContactOfRegionsIsFound(t *testing.T) {
 	t.Parallel()
@@ -90,10 +97,7 @@ func TestLostContactOfRegionsIsFound(t *testing.T) {
 	us, usClock := redistest.StartClocked(t)
 	startRegion(t, "eu", eu, map[string]*redistest.Server{"us": us})
 	startRegion(t, "us", us, map[string]*redistest.Server{"eu": eu})
-	check := func() Check {
-		r := examined(t, eu.URL(), func(o *Options) { o.Region, o.Peers = "eu", map[string]string{"us": us.URL()} })
-		return r.worst("regions")
-	}
+	check := func() Check { return checkOfRegions(t, eu, us) }
 	eventually.True(t, "contact", func() bool { return check().Status == OK })
 	do(t, us, "CONFIG SET maxmemory 1") // no instance of us can write there what it has merged
 	for _, c := range []*redistest.Clock{clock, usClock} {
@@ -112,10 +116,7 @@ func TestClocksOfRegionsAreCompared(t *testing.T) {
 	us, clock := redistest.StartClocked(t)
 	startRegion(t, "eu", eu, map[string]*redistest.Server{"us": us})
 	startRegion(t, "us", us, map[string]*redistest.Server{"eu": eu})
-	check := func() Check {
-		r := examined(t, eu.URL(), func(o *Options) { o.Region, o.Peers = "eu", map[string]string{"us": us.URL()} })
-		return r.worst("regions")
-	}
+	check := func() Check { return checkOfRegions(t, eu, us) }
 	eventually.True(t, "contact", func() bool { return check().Status == OK })
 	if err := clock.Set(time.Hour); err != nil {
 		t.Fatal(err)
