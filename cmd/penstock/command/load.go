@@ -96,9 +96,8 @@ func (l *loadCommand) run(c *cobra.Command) error {
 	l.http.Open(l.maxInFlight)
 	defer l.http.Close()
 	report := load.Run(c.Context(), o)
-	if report.Store, err = endMeasure(); err != nil {
-		return err
-	}
+	use, storeErr := endMeasure()
+	report.Store = use
 	report.Arrivals = o.Arrivals.Text
 	for i, t := range l.http.Targets {
 		report.Targets[i].Name = t.String()
@@ -108,7 +107,7 @@ func (l *loadCommand) run(c *cobra.Command) error {
 	} else {
 		err = l.print(c.OutOrStdout(), report)
 	}
-	if err != nil {
+	if err = cmp.Or(err, storeErr); err != nil {
 		return err
 	}
 	return judgeLoad(c.Context(), c.ErrOrStderr(), report, thresholds)

@@ -88,6 +88,12 @@ func TestLoadMeasuresTheStore(t *testing.T) {
 			t.Errorf("--fail-if %q: exit status %d, %s; want %d\n%s", condition, code, stderr, want, out)
 		}
 	}
+	gone := redistest.Start(t) // the report is printed also if the store cannot be read at the end
+	stop := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { gone.Kill() }))
+	defer stop.Close()
+	if code, out, stderr := command("load", "--target", stop.URL, "--arrivals", "1 at 0s", "--store", gone.URL()); code == exitOK || !strings.Contains(out, "1 request sent") || !strings.Contains(stderr, "--store: the servers cannot be measured") {
+		t.Errorf("a store that ends: exit status %d, %s; want an error, and the report in\n%s", code, stderr, out)
+	}
 	if code, _, stderr := command("load", "--target", server.URL, "--fail-if", "store_cpu > 1%"); code != exitUsage || !strings.Contains(stderr, "add --store") {
 		t.Errorf("without --store: exit status %d, %s; want %d", code, stderr, exitUsage)
 	}
