@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"net/url"
 	"slices"
 	"strconv"
@@ -148,19 +149,28 @@ func (s *suggestCommand) read() (o suggest.Options, format *accesslog.Format, er
 // forwardedFor is the header in which trusted proxies name the client.
 const forwardedFor = "X-Forwarded-For"
 
+// clientOf returns the address of the client, which may be behind a trusted proxy.
+func clientOf(e *accesslog.Entry, proxies *clientaddress.Proxies) netip.Addr {
+	peer := clientaddress.Peer{Address: e.Address}
+	if !proxies.Trusts(peer) {
+		return e.Address
+	}
+	var lines []string
+	for _, h := range e.Headers {
+		if h.Name == forwardedFor {
+			lines = append(lines, h.Value)
+		}
+	}
+	return proxies.Client(peer, map[string][]string{forwardedFor: lines})
+}
+
 // identityOf returns the function that finds the key of a request.
 func identityOf(per string, proxies *clientaddress.Proxies) (func(*accesslog.Entry) string, error) {
 	header, isHeader := strings.CutPrefix(per, "header ")
 	switch {
 	case per == "ip":
 		return func(e *accesslog.Entry) string {
-			sent := map[string][]string{}
-			for _, h := range e.Headers {
-				if h.Name == forwardedFor {
-					sent[forwardedFor] = append(sent[forwardedFor], h.Value)
-				}
-			}
-			switch a := proxies.Client(clientaddress.Peer{Address: e.Address}, sent); {
+			switch a := clientOf(e, proxies); {
 			case !a.IsValid():
 				return ""
 			case a.Is6(): // as policies do, because a client has a whole network

@@ -88,7 +88,7 @@ func (r *regionExchange) exchanged(region string, err error) {
 	case err == nil && wasFailed:
 		r.core.Log.Info("the exchange with a region works again", "region", region)
 	case err != nil:
-		if skipped, isDue := r.lines[region].Due(); isDue || !wasFailed {
+		if skipped, isDue := r.lines[region].Due(); isDue {
 			r.core.Log.Warn("the exchange with a region fails; without contact, each region has its share of the limits", withHint(err, "region", region, "err", err, "unlogged", skipped)...)
 		}
 	}

@@ -103,7 +103,7 @@ type Limit struct {
 	Burst     int64  `json:"burst,omitempty"`
 	InFlight  int64  `json:"in_flight,omitempty"`
 
-	count int64 // of a window or in flight
+	count int64 // the burst, or the count of a window or in flight
 }
 
 // Beyond counts the clients that the suggested limit may deny at times, with the outliers. The
@@ -313,12 +313,14 @@ func (r *Report) compute(clients []client, all *curve, o Options) {
 	} else {
 		r.choose()
 	}
-	for _, c := range clients {
-		isBeyond := c.peak != nil && c.peak.most() > r.Suggested.count
-		if c.peak == nil {
-			isBeyond = c.burst(r.Chosen.at) > r.Suggested.Burst
+	need := func(c *curve) int64 {
+		if c.peak != nil {
+			return c.peak.most()
 		}
-		if isBeyond {
+		return c.burst(r.Chosen.at)
+	}
+	for _, c := range clients {
+		if need(c.curve) > r.Suggested.count {
 			r.Beyond.Clients++
 			r.Beyond.Requests += c.requests
 		}
@@ -327,9 +329,9 @@ func (r *Report) compute(clients []client, all *curve, o Options) {
 	for i, c := range clients[:min(len(clients), max(maxListed, len(clients)-len(counted)))] {
 		id := Identity{Key: c.key, Requests: c.requests, PerMinute: c.inWindow[0].most}
 		if c.peak != nil {
-			id.Count = c.peak.most()
+			id.Count = need(c.curve)
 		} else {
-			id.Burst = c.burst(r.Chosen.at)
+			id.Burst = need(c.curve)
 		}
 		if !o.ShowsIdentities {
 			id.Key = redact.Mask(id.Key)
@@ -362,8 +364,8 @@ func (r *Report) choose() {
 	}
 	r.IsShort = isShort(r.Chosen)
 	chosen := rate{roundUp(float64(rates[r.Chosen.at].count) * r.Headroom), rates[r.Chosen.at].period}
-	burst := roundUp(float64(r.Chosen.Bursts[name]) * r.Headroom)
-	r.Suggested = &Limit{Algorithm: penstock.TokenBucket.Title(), Rate: chosen.String(), Burst: max(burst, 1)}
+	burst := max(roundUp(float64(r.Chosen.Bursts[name])*r.Headroom), 1)
+	r.Suggested = &Limit{Algorithm: penstock.TokenBucket.Title(), Rate: chosen.String(), Burst: burst, count: burst}
 }
 
 // count suggests a window, or a number of requests in flight.
