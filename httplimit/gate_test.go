@@ -819,7 +819,8 @@ func TestDenialsHideWhatHeadersHide(t *testing.T) {
 		"a closed limit":   {limits: closed, store: down, want: `"status":503`},
 	} {
 		if c.store == nil {
-			c.store = memstore.New(memstore.Options{})
+			start := time.Now()
+			c.store = memstore.New(memstore.Options{Now: func() time.Time { return start }}) // so that exactly 1h is left
 		}
 		gate, _ := gateWith(t, c.store, c.policy+"rules: [{name: a, per: ip, limits: ["+c.limits+"]}]\n")
 		handler := gate.Middleware(http.NotFoundHandler())
