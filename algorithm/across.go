@@ -37,14 +37,14 @@ const (
 	tallyLife = 60_000_000
 
 	// maxRows is the largest number of other regions. With it, a TokenBucket with all its marks has
-	// 114 numbers.
+	// 115 numbers.
 	maxRows = 14
 
 	rejoinFactors = 32 // see rejoin
 
 	acrossSuffix = "_across" // of the names of algorithms across regions
 
-	tallyNumbers = 5 // of a tally without its rows, in the Lua twin's state
+	tallyNumbers = 6 // of a tally without its rows, in the Lua twin's state
 )
 
 // exchanged says that Across supports the algorithm. capacity is the index, from 1, of the
@@ -57,6 +57,11 @@ func exchanged(capacity int, isWindowed bool) Option {
 // Across returns an algorithm for limits that hold across several regions, each with a store of its
 // own. It decides as a does, and keeps a tally: how many units this region has granted in all, and
 // how many it has merged of each other region. The tallies are exchanged outside of decisions.
+//
+// If others have used up a token bucket, a region still grants out of its own share: the rate and
+// the Burst, divided by the number of regions that use the bucket, as far as they are known here.
+// So each region gets its part under overload. A region's own share has less with each unit that
+// the region grants, and such a grant makes a debt. Windows have no own shares.
 //
 // All regions use the same algorithm. A limit across regions can neither book, nor be leased or
 // split, nor count denied requests. TokenBucket, FixedWindow, CalendarWindow and SubWindow can be
@@ -75,6 +80,7 @@ func Across(a *Algorithm) *Algorithm {
 	}
 	made.receiptNumber += tallyNumbers
 	made.isAdditive, made.canBook, made.countsDenied, made.decay, made.possibleParts = false, false, false, DecayUnknown, nil
+	made.retryAfterGrant = nil // a region's own share is not in an answer
 	if a.capacityParam == 0 {
 		made.prepare = func(Limit) (Params, error) {
 			return Params{}, fmt.Errorf("%s cannot be across regions; use token-bucket, sub-window, or windows that are aligned to the clock", a.title)
@@ -96,6 +102,7 @@ type tally struct {
 	granted int64 // the total: units granted in this life, less those that a credit paid for
 	credit  int64 // units refunded, for the next grants
 	until   int64 // when the total ends, in µs since the epoch
+	since   int64 // since when the own share is refilled, in µs since the epoch; see ownShare
 	rows    []row // never changed in place
 }
 
@@ -156,7 +163,32 @@ func (s *acrossStates) Step(i uint32, p *Params, r *Request, now int64, commit b
 		}
 	}
 
+	hasShare := s.algorithm.hasSteadyRefill && len(t.rows) > 0 && r.Mode <= Reset
+	var left, since int64 // of the own share
+	if s.algorithm.hasSteadyRefill {
+		left, since = t.ownShare(p, now)
+	}
+	least := r.leastCost()
+	if units := min(r.Cost, left); hasShare && r.Mode <= Peek && units >= least {
+		bucket := s.States.(*bucketStates)
+		bucket.peek(i, p, step, now, out)
+		if units > out.Granted && (r.Mode == Draw || !out.OK()) { // the share has more than the level
+			forced := step
+			forced.Mode, forced.Cost = Force, units
+			bucket.peek(i, p, forced, now, out)
+			isPossible := out.Granted == units
+			if isPossible && r.Mode == Peek {
+				step.Cost = 0
+			} else if isPossible {
+				step = forced
+			}
+		}
+	}
+
 	s.States.Step(i, p, &step, now, commit && !isMerge, out)
+	if hasShare && !out.OK() && least > left && least <= p[2]/t.users() {
+		out.RetryAfter = min(out.RetryAfter, since+cdiv(least*p[1]*t.users(), p[0])-now)
+	}
 	units := out.Granted
 	if isMerge && s.isOtherWindow(p, r.Patience, out.ResetAfter) || isMerge && at < 0 && len(t.rows) == maxRows {
 		step, isMerge = Request{Mode: Peek}, false
@@ -185,6 +217,15 @@ func (s *acrossStates) Step(i uint32, p *Params, r *Request, now int64, commit b
 		}
 		t.credit = min(t.credit-paid, Max)
 		t.until = min(now+out.ResetAfter+tallyLife/2, Max)
+		if s.algorithm.hasSteadyRefill {
+			t.charge(p, r.Mode, units, left, since, now)
+		}
+	case r.Mode == Reset:
+		t.since = 0
+	}
+	if hasShare {
+		left, _ = t.ownShare(p, now)
+		out.Remaining = max(out.Remaining, left)
 	}
 	if !s.hasCredit(now, t.until) {
 		t.credit = 0
@@ -195,6 +236,38 @@ func (s *acrossStates) Step(i uint32, p *Params, r *Request, now int64, commit b
 	out.Keep += tallyLife
 	if commit || !out.OK() {
 		s.tallies[i] = t
+	}
+}
+
+// users returns how many regions are known to use the limit.
+func (t *tally) users() int64 { return int64(len(t.rows)) + 1 }
+
+// ownShare returns how many units of a token bucket this region may grant although the level does
+// not suffice, and since when they are refilled. Each region has an equal part of the rate and of
+// the capacity, so each share is full after the same time. since is after now if the region has
+// forced more units than its share has.
+func (t *tally) ownShare(p *Params, now int64) (left, since int64) {
+	rate, parts, burst := p[0], p[1], p[2]
+	since = max(t.since, now-cdiv(burst*parts, rate))
+	if since < now {
+		left = min((now-since)*rate/(parts*t.users()), burst/t.users())
+	}
+	return left, since
+}
+
+// charge charges units to the own share, or returns them. A Spend or Draw of more than is left was
+// granted by the level, and empties the share. left and since are those of ownShare.
+func (t *tally) charge(p *Params, mode Mode, units, left, since, now int64) {
+	rate, parts := p[0], p[1]
+	switch {
+	case mode == Refund:
+		t.since = max(since-units*parts/rate*t.users(), 0)
+	case units <= left:
+		t.since = since + cdiv(units*parts*t.users(), rate)
+	case mode == Force:
+		t.since = min(since+cdiv(units*parts, rate)*t.users(), Max)
+	default:
+		t.since = max(since, now)
 	}
 }
 

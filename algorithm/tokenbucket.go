@@ -127,6 +127,12 @@ func (b *bucketStates) Step(i uint32, p *Params, r *Request, now int64, commit b
 	b.marks[i] = nextMarks
 }
 
+// peek answers a request without saving anything.
+func (b *bucketStates) peek(i uint32, p *Params, r Request, now int64, out *Outcome) {
+	r.IsRefundable = false // so no memory for marks is needed
+	tokenBucket(b.states[i], b.marks[i], nil, p, &r, now, out)
+}
+
 // tokenBucket is the step. It writes new marks to *spare, which the state must not have.
 func tokenBucket(s bucket, m, spare *marks, p *Params, r *Request, now int64, out *Outcome) (bucket, *marks) {
 	rate, parts, burst := p[0], p[1], p[2]
