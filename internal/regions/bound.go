@@ -3,6 +3,7 @@ package regions
 import (
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/penstock/penstock"
@@ -21,13 +22,13 @@ type Setup struct {
 // says so in words. MaxInt64 means that there is no bound. The text is "" for one region with a
 // limit of its own.
 func (s Setup) Bound(plan *penstock.Plan) (over int64, text string) {
-	others := int64(s.Count - 1)
 	switch isAcross := IsAcross(plan); {
 	case isAcross && s.Count < 2:
 		return 0, "no more: there is one region; with region_peers, all regions together have the limit"
 	case isAcross:
 		usual, most := Options{Every: s.Every}.RedisLag(s.Delay)
-		usually, over := Unmerged(plan, usual)*others, Unmerged(plan, most)*others
+		demands := slices.Repeat([]int64{math.MaxInt64 / 4}, s.Count)
+		usually, over := Beyond(plan, usual, demands), Beyond(plan, most, demands)
 		return over, fmt.Sprintf("%d units more than the limit in %d regions together, or %d when links fail: what the others grant within %s, or %s, if a message takes %s",
 			usually, s.Count, over, wording.Period(usual), wording.Period(most), wording.Period(s.Delay))
 	case s.Count < 2:
@@ -51,11 +52,27 @@ func Within(plan *penstock.Plan, interval time.Duration) int64 {
 
 func bounded(units float64) int64 { return int64(min(units, math.MaxInt64/4)) }
 
-// Unmerged returns how many units another region may have granted within a lag, and this one has
-// not merged. Of an aligned window, these are at most its units.
-func Unmerged(plan *penstock.Plan, lag time.Duration) int64 {
-	if plan.Algorithm().WindowsDiffer() {
-		return plan.Capacity()
+// Beyond returns how many units regions may admit beyond a limit, under one key, if one does not
+// know what another has granted within a lag. Of windows, it is for one window. demands has, for
+// each region that uses the key, the most units that arrive there within the lag.
+// docs/decisions/0033 has the proof.
+func Beyond(plan *penstock.Plan, lag time.Duration, demands []int64) (units int64) {
+	if len(demands) < 2 {
+		return 0
 	}
-	return Within(plan, lag)
+	isSteady, capacity := plan.Algorithm().RefillsSteadily(), plan.Capacity()
+	least := int64(math.MaxInt64) // the region that knows least of the others is any one
+	for _, demand := range demands {
+		most := min(Within(plan, lag), demand)
+		if isSteady { // and its own share
+			most = min(Within(plan, lag), demand+(capacity+1)/2)
+		} else if plan.Algorithm().WindowsDiffer() {
+			most = min(capacity, demand)
+		}
+		units, least = units+most, min(least, most)
+	}
+	if isSteady && len(demands) > 2 { // a region that is not yet known to the others
+		units += (Within(plan, lag) - capacity + 2) / 3
+	}
+	return bounded(float64(units - least))
 }

@@ -180,15 +180,11 @@ func (r *run) addBound() {
 			r.result.Bound = int64(len(r.regions)) * regions.Within(plan, period)
 			continue
 		}
-		unknown, least := int64(0), int64(0) // what the others may have granted; the last grant is of one of them
-		for i, g := range r.regions {
-			most := unmerged(plan, g.lag, g.most[counter])
-			unknown += most
-			if i == 0 || most < least {
-				least = most
-			}
+		beyond := r.beyond(counter)
+		if plan.Algorithm().WindowsDiffer() { // an interval of one period has units of two windows
+			beyond *= 2
 		}
-		r.result.Bound = max(r.result.Bound, regions.Within(plan, period)+unknown-least)
+		r.result.Bound = max(r.result.Bound, regions.Within(plan, period)+beyond)
 	}
 	lost := int64(len(r.options.Regions.wiped))
 	if len(r.regions) > 0 && regions.IsAcross(plan) {
@@ -196,11 +192,14 @@ func (r *run) addBound() {
 	}
 }
 
-// unmerged returns how many units another region may have granted that are not known yet. In an
-// interval of one period, these are units of two windows, or of the whole lag.
-func unmerged(plan *penstock.Plan, lag time.Duration, demand int64) int64 {
-	if plan.Algorithm().WindowsDiffer() {
-		return 2 * min(plan.Capacity(), demand)
+// beyond returns how many units of a counter the regions may admit beyond the limit, with the demand
+// that was measured. Of windows, it is for one window.
+func (r *run) beyond(counter int64) int64 {
+	var demands []int64
+	for _, g := range r.regions {
+		if demand := g.most[counter]; demand > 0 {
+			demands = append(demands, demand)
+		}
 	}
-	return min(regions.Within(plan, lag), demand)
+	return regions.Beyond(r.options.Limit, r.regions[0].lag, demands)
 }
