@@ -223,7 +223,7 @@ func (s *acrossStates) Step(i uint32, p *Params, r *Request, now int64, commit b
 	case r.Mode == Reset:
 		t.since = 0
 	}
-	if hasShare {
+	if s.algorithm.hasSteadyRefill && len(t.rows) > 0 && r.Mode != report {
 		left, _ = t.ownShare(p, now)
 		out.Remaining = max(out.Remaining, left)
 	}

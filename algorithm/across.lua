@@ -103,12 +103,11 @@ local function name_across(p1, p2, p3, p4, mode, cost, patience, now, holder, re
   elseif mode == RESET then
     since = 0
   end
-  if hasshare then
-    left, from = 0, math.max(since, now - cdiv(p3 * p2, p1))
+  if REFILLS and rows > 0 and mode ~= REPORT then
+    from, users = math.max(since, now - cdiv(p3 * p2, p1)), rows + 1
     if from < now then
-      left = math.min(div((now - from) * p1, p2 * users), div(p3, users))
+      result[2] = math.max(result[2], math.min(div((now - from) * p1, p2 * users), div(p3, users)))
     end
-    result[2] = math.max(result[2], left)
   end
   if not WINDOWED and not (REFILLS and now < till - TALLYLIFE / 2) then
     credit = 0

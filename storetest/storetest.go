@@ -101,7 +101,7 @@ var laws = []law{
 			"admits. What one has used counts for all. A smaller one denies until enough units have refilled.", checkLimitsInTurn},
 	{"regions exchange what they have granted",
 		"The total of a region is what it has granted. A total of another region is charged once, however often it comes, " +
-			"also beyond the limit. Other limits refuse these modes.", checkExchange},
+			"also beyond the limit. Then a token bucket admits the own share of its region. Other limits refuse these modes.", checkExchange},
 	{"a hold is acquired, renewed and released",
 		"A holder has its slots once, however often it spends. Its own Refund releases them, once. A Refund " +
 			"of another holder does not.", checkHolds},
@@ -666,13 +666,21 @@ func checkExchange(t *lawTest) {
 		}
 		total := c.withHolder("another region").charge(merge, 4)
 		total.Receipt, total.Patience = 7, own.ResetAfter
-		for _, step := range []struct{ cost, granted, remaining int64 }{{4, 4, 3}, {4, 0, 3}, {2, 0, 3}, {9, 5, 0}} {
+		share := int64(0) // what is left of this region's own share
+		if a == penstock.TokenBucket {
+			share = 3 // of 5 units; 3/10 of it were used while no other region was known
+		}
+		for _, step := range []struct{ cost, granted, remaining int64 }{{4, 4, 3}, {4, 0, 3}, {2, 0, 3}, {9, 5, share}} {
 			total.Cost = step.cost
 			t.wantGranted("a total of "+fmt.Sprint(step.cost)+" units of another region", t.allow(total), step.granted, step.remaining)
 		}
-		t.deny(c.spend(1))
-		if again := t.allow(c.charge(report, 0)); again.Granted != 3 || again.Wait != own.Wait {
-			t.reportViolation("%s: after a merge the report is %+v; want %+v", a.Title(), again, own)
+		t.deny(c.spend(share + 1))
+		if share > 0 {
+			t.wantGranted("a Draw out of the own share", t.allow(c.charge(penstock.Draw, units)), share, 0)
+			t.deny(c.spend(1))
+		}
+		if again := t.allow(c.charge(report, 0)); again.Granted != 3+share || again.Wait != own.Wait {
+			t.reportViolation("%s: after a merge the report is %+v; want %d granted in the life of %+v", a.Title(), again, 3+share, own)
 		}
 		if a == penstock.TokenBucket {
 			total.Mode, total.Cost, total.Patience = rejoin, 1009, (900*32+1)*time.Microsecond

@@ -326,6 +326,9 @@ rules:
 	}
 	for i, name := range regionNames {
 		t.Logf("%s admitted %d", name, len(admitted[i]))
+		if least := all / int64(2*len(regionNames)); int64(len(admitted[i])) < least {
+			t.Errorf("%s admitted %d of %d requests; want at least %d, half of an equal part", name, len(admitted[i]), all, least)
+		}
 	}
 	t.Logf("counted: %d requests admitted in three regions within %v", all, length)
 	conserved := func(when string, used int64) {
