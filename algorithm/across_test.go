@@ -330,3 +330,96 @@ func TestAcrossRefusesOtherAlgorithms(t *testing.T) {
 		}
 	}
 }
+
+// A region grants out of its own share if others have used up the bucket. Each step is one request;
+// left is what is left of the share afterwards.
+func TestARegionHasItsOwnShare(t *testing.T) {
+	bucket := newCounter(t, Across(TokenBucket), acrossLimit, someDay) // 100 a second, 400 at once; half of it is the share
+	bucket.do(Request{Mode: merge, Holder: "us", Receipt: 1, Cost: 400})
+	for i, step := range []struct {
+		mode                Mode
+		cost, granted, left int64
+		retryAfter          int64 // in ms
+	}{
+		{Spend, 201, 0, 200, 2010}, // more than the share, so it waits for the level
+		{Peek, 200, 0, 200, 0},
+		{Spend, 150, 150, 50, 0},
+		{Spend, 60, 0, 50, 200}, // the share refills 50 a second
+		{Peek, 60, 0, 50, 200},
+		{Draw, 1000, 50, 0, 0},
+		{Draw, 1000, 0, 0, 20},
+		{Spend, 0, 0, 0, 0},
+		{Refund, 30, 30, 30, 0},
+		{Force, 80, 80, 0, 0}, // 50 more than the share has
+		{Spend, 1, 0, 0, 1020},
+		{Reset, 0, 0, 400, 0},
+	} {
+		out := bucket.do(Request{Mode: step.mode, Cost: step.cost})
+		if out.Granted != step.granted || out.Remaining != step.left || out.RetryAfter != step.retryAfter*1000 {
+			t.Errorf("step %d, %v %d: %+v; want %+v", i, step.mode, step.cost, out, step)
+		}
+	}
+	if total := bucket.do(Request{Mode: report}).Granted; total != 150+50+50 {
+		t.Errorf("the total is %d; want 250, without the 30 refunded units that the Force used again", total)
+	}
+	bucket.do(Request{Mode: merge, Holder: "us", Receipt: 1, Cost: 800})
+	if left := bucket.do(Request{Mode: Peek}).Remaining; left != 200 {
+		t.Errorf("after a reset, %d units of the share are left; want all 200", left)
+	}
+	bucket.do(Request{Mode: Reset})
+	bucket.do(Request{Mode: merge, Holder: "us", Receipt: 1, Cost: 801})
+	if out := bucket.do(Request{Mode: Spend, Cost: 399}); !out.OK() {
+		t.Fatalf("%+v; want 399 units granted by the level", out)
+	}
+	if out := bucket.do(Request{Mode: Spend, Cost: 1}); out.RetryAfter != 10_000 {
+		t.Errorf("%+v; want no share left, and a unit of the level in 10 ms", out)
+	}
+	alone := newCounter(t, Across(TokenBucket), acrossLimit, someDay)
+	alone.do(Request{Mode: Force, Cost: 401})
+	if out := alone.do(Request{Mode: Spend, Cost: 1}); out.RetryAfter != 20_000 {
+		t.Errorf("%+v; want no share of a bucket that no other region uses", out)
+	}
+}
+
+// A region never grants more than the limit, whatever it merges. Without debt, it grants what the
+// algorithm grants.
+func TestOwnSharesAddNothingInOneRegion(t *testing.T) {
+	eachSeed(t, func(t *testing.T, a *Algorithm, rng *rand.Rand) error {
+		if !a.hasSteadyRefill {
+			return nil
+		}
+		const rate = 100 // a second
+		c := newCounter(t, Across(a), acrossLimit, someDay)
+		level, last, others := 0.0, c.now, int64(0)
+		for range 200 {
+			if rng.IntN(4) == 0 {
+				others += 1 + rng.Int64N(300)
+				c.do(Request{Mode: merge, Holder: fmt.Sprint(rng.IntN(3)), Receipt: 1, Cost: others})
+			}
+			before := c.do(Request{Mode: Peek}).Remaining
+			r := Request{Mode: []Mode{Spend, Draw}[rng.IntN(2)], Cost: 1 + rng.Int64N(200)}
+			out := c.do(r)
+			if want := out.OK() && (out.Granted == r.Cost || r.Mode == Draw && out.Granted == before); out.OK() != (before >= r.leastCost()) || out.OK() && !want {
+				return fmt.Errorf("%v %d with %d left: %+v", r.Mode, r.Cost, before, out)
+			}
+			level = max(level-float64(c.now-last)*rate/1e6, 0) + float64(out.Granted)
+			last = c.now
+			if level > 400.001 {
+				return fmt.Errorf("the region has granted %.1f units more than the limit", level-400)
+			}
+			if !out.OK() && out.RetryAfter > 0 && rng.IntN(2) == 0 {
+				c.now += out.RetryAfter - 1
+				if early := c.do(Request{Mode: Peek, Cost: r.leastCost()}); early.OK() {
+					return fmt.Errorf("%v %d has a RetryAfter of %d µs, and is granted 1 µs earlier", r.Mode, r.Cost, out.RetryAfter)
+				}
+				c.now++
+				if then := c.do(Request{Mode: Peek, Cost: r.leastCost()}); !then.OK() {
+					return fmt.Errorf("%v %d is denied after its RetryAfter of %d µs: %+v", r.Mode, r.Cost, out.RetryAfter, then)
+				}
+				continue
+			}
+			c.now += rng.Int64N(800_000)
+		}
+		return nil
+	})
+}

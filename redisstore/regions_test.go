@@ -461,6 +461,71 @@ func TestRegionsOnAClusterAndAServer(t *testing.T) {
 	}
 }
 
+// A state with one number fewer, as an earlier version wrote it, is corrupt or is decided. A Reset
+// makes it usable.
+func TestStatesWithoutAnOwnShareAreRefused(t *testing.T) {
+	server := redistest.Start(t)
+	store, err := redisstore.Open(server.URL(), redisstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	const merge = algorithm.Attempt + 2 // see algorithm/across.go
+	corrupt := 0
+	for i, a := range []*algorithm.Algorithm{penstock.TokenBucket, penstock.FixedWindow, penstock.SubWindow(3)} {
+		p := penstock.Per(1000, 30*24*time.Hour).With(algorithm.Across(a)).MustCompile()
+		for charges := 1; charges < 6; charges++ {
+			if _, err := server.Do("FLUSHALL"); err != nil {
+				t.Fatal(err)
+			}
+			decide := func(c penstock.Charge) (penstock.Decision, error) {
+				c.Key, c.Plan = "k", p
+				return store.Decide(t.Context(), []penstock.Charge{c})
+			}
+			if _, err := decide(penstock.Charge{Mode: merge, Holder: "us", Cost: 5, Receipt: 1, Patience: 20 * 24 * time.Hour}); err != nil {
+				t.Fatal(err)
+			}
+			for range charges { // each adds a mark to a bucket
+				if _, err := decide(penstock.Charge{Cost: 3, IsRefundable: true}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			found, err := server.Do("KEYS", "*")
+			keys, ok := found.([]any)
+			if err != nil || !ok || len(keys) != 1 {
+				t.Fatalf("the keys are %v, %v; want one", found, err)
+			}
+			key := fmt.Sprint(keys[0])
+			value, err := server.Do("GET", key)
+			if err != nil {
+				t.Fatal(err)
+			}
+			state := []byte(fmt.Sprint(value))
+			const share = 4 + 4 + 7 + 7 + 6 + 7 + 7 // after the expiry, the word, and five numbers
+			state = slices.Delete(state, share, share+7)
+			state[4]-- // how many numbers there are
+			if _, err := server.Do("SET", key, string(state)); err != nil {
+				t.Fatal(err)
+			}
+			_, err = decide(penstock.Charge{Cost: 1})
+			if failed := penstock.AsStoreError(err); err != nil && (failed == nil || failed.Reason != penstock.ReasonCorrupt) {
+				t.Errorf("%s, %d charges: %v; want a decision, or a corrupt state", a.Title(), charges, err)
+			} else if err != nil {
+				corrupt++
+			}
+			if _, err := decide(penstock.Charge{Mode: penstock.Reset}); err != nil {
+				t.Errorf("%s, %d charges: Reset: %v", a.Title(), charges, err)
+			}
+			if d, err := decide(penstock.Charge{Cost: 1}); err != nil || !d.Allowed {
+				t.Errorf("%s, %d charges: after a Reset: %+v, %v; want a unit granted", a.Title(), charges, d, err)
+			}
+		}
+		if i == 0 && corrupt != 5 {
+			t.Errorf("%d of 5 states of a bucket are corrupt; want all", corrupt)
+		}
+	}
+}
+
 // While the server of a region hangs, the other region decides with its share. Afterwards both know
 // of all that was granted.
 func TestServerOfARegionHangs(t *testing.T) {
