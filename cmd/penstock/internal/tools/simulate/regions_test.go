@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -161,7 +163,7 @@ func tellEach(t testing.TB, s story, observe func(Decision)) (account, *Result, 
 	}
 	bound := float64(r.beyond(0))
 	bound += float64(len(s.regions.wiped)) * float64(regions.Within(s.plan, r.regions[0].lag))
-	return account{over, bound}, result, nil
+	return account{over, bound + 1e-6}, result, nil // the level is rounded
 }
 
 func runRegions(o Options) (*Result, *run, error) {
@@ -229,19 +231,31 @@ func failing(end, length time.Duration) (cuts []Cut) {
 }
 
 func TestRegionsAdmitAtMostTheBound(t *testing.T) {
-	stories := effort.Of(150, 20_000)
-	most := 0.0
-	for i := range uint64(stories) {
-		s := randomStory(t, effort.Seed()+i)
-		a, _, err := tell(t, s)
-		if err != nil || a.over > a.bound {
-			t.Errorf("PENSTOCK_SEED=%d: %.1f units beyond the limit, the bound is %.1f; %v: %v", s.seed, a.over, a.bound, err, s)
-		}
-		if a.bound > 0 {
-			most = max(most, a.over/a.bound)
-		}
+	stories := effort.Of(150, 100_000)
+	var mu sync.Mutex
+	var tellers sync.WaitGroup
+	told, most := 0, 0.0
+	for range runtime.GOMAXPROCS(0) {
+		tellers.Go(func() {
+			mu.Lock()
+			defer mu.Unlock()
+			for told < stories {
+				s := randomStory(t, effort.Seed()+uint64(told))
+				told++
+				mu.Unlock()
+				a, _, err := tell(t, s)
+				mu.Lock()
+				if err != nil || a.over > a.bound {
+					t.Errorf("PENSTOCK_SEED=%d: %.1f units beyond the limit, the bound is %.1f; %v: %v", s.seed, a.over, a.bound, err, s)
+				}
+				if a.bound > 1 {
+					most = max(most, a.over/a.bound)
+				}
+			}
+		})
 	}
-	t.Logf("counted: %d stories of regions; at most %.0f %% of the bound was used", stories, 100*most)
+	tellers.Wait()
+	t.Logf("counted: %d stories of regions; at most %.0f %% of the bound was used", told, 100*most)
 }
 
 // TestEachRegionHasItsShare: under lasting overload, each region gets what a bucket of its own with
