@@ -537,9 +537,18 @@ func TestServerOfARegionHangs(t *testing.T) {
 	us.awaitLeft(t, p, "new", 100)
 	us.spend(t, p, "k", 10)
 	eu.awaitLeft(t, p, "k", 90)
+	enforced := func(want int64) {
+		t.Helper()
+		look, err := regions.LookAt(t.Context(), eu.own)
+		if got := look.Enforced(p, regionEvery); err != nil || got.Capacity() != want {
+			t.Errorf("the region's Redis shows that %v is enforced, %v; want %d units", got, err, want)
+		}
+	}
+	enforced(100)
 	hung.Pause()
 	defer hung.Resume()
 	eu.awaitLeft(t, p, "new", 50)
+	enforced(50)
 	eu.spend(t, p, "k", 20)
 	hung.Resume()
 	us.awaitLeft(t, p, "k", 70)

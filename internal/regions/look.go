@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/penstock/penstock"
 )
 
 // A Look is what a region's Redis shows about the exchange, for penstock doctor and explain.
@@ -60,6 +62,23 @@ func LookAt(ctx context.Context, s Server) (l Look, err error) {
 		}
 	}
 	return l, nil
+}
+
+// Enforced returns what the region enforces of a limit now; see Exchange.Enforced. every is
+// Options.Every of its instances.
+func (l Look) Enforced(plan *penstock.Plan, every time.Duration) *penstock.Plan {
+	e, err := New(Options{Self: l.Region, Peers: l.Peers, Every: every})
+	if err != nil { // no other region is known
+		return plan
+	}
+	for name, age := range l.Contact {
+		if age >= 0 {
+			at := e.o.Now().Add(-age)
+			e.peers[name].contactAt = at
+			e.site.setContact(name, at)
+		}
+	}
+	return e.Enforced(plan)
 }
 
 // MarkOf returns the Mark of instances whose stores have this secret.

@@ -90,6 +90,17 @@ func (e *Exchange) shareOf(share shareID) (*penstock.Plan, error) {
 		penstock.ErrInvalid, limit.Name, share.plan, all)
 }
 
+// Enforced returns what this region enforces of a limit now: its share if it is across regions, and
+// not in contact with all others, and the limit itself otherwise.
+func (e *Exchange) Enforced(plan *penstock.Plan) *penstock.Plan {
+	if IsAcross(plan) {
+		if share, err := e.shareOf(shareID{plan, e.regionsInContact(e.o.Now())}); err == nil {
+			return share
+		}
+	}
+	return plan
+}
+
 // refilled returns how many units the share of a region refills within in, rounded down.
 func (e *Exchange) refilled(plan *penstock.Plan, region string, in time.Duration) int64 {
 	if !plan.Algorithm().RefillsSteadily() {

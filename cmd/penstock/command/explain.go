@@ -97,8 +97,9 @@ func (e *explainCommand) run(c *cobra.Command, target string) error {
 		}
 	}
 	setup := s.Regions()
-	if store != nil && setup.Count > 1 {
-		if look, err := regions.LookAt(ctx, store); err == nil {
+	var look regions.Look
+	if store != nil && slices.ContainsFunc(rules.Plans(), regions.IsAcross) {
+		if look, err = regions.LookAt(ctx, store); err == nil { // if the store fails, Peek returns why
 			setup.Delay = cmp.Or(look.Delay, setup.Delay)
 		}
 	}
@@ -112,6 +113,7 @@ func (e *explainCommand) run(c *cobra.Command, target string) error {
 	var storeErr error
 	if store != nil {
 		split := penstock.Wrap(store, guard.Split(rules.Settings)) // as serve does
+		report.Enforce(charges, func(p *penstock.Plan) *penstock.Plan { return look.Enforced(p, s.RegionInterval) })
 		if err := report.Peek(ctx, split, charges); err != nil {
 			reader := &keylimits.Reader{Store: split, URL: e.store, Options: options}
 			err = cmp.Or(readCorrupt(ctx, reader, rules, report), err)

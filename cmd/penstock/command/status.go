@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -26,6 +27,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/text/printable"
 	"github.com/penstock/penstock/cmd/penstock/internal/text/redact"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/regions"
 	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"
@@ -216,7 +218,7 @@ type keyStore struct {
 
 func openKey(c *cobra.Command, given *storeFlags, key, rule string) (*keyStore, error) {
 	s, p, err := given.load(c, "operator-token", "caller-token", "audit-file",
-		"envoy-config", "envoy-mode", "envoy-algorithm", "envoy-on-failure", "envoy-merge-domains", "envoy-shadow-mode", "envoy-reports", "envoy-headers")
+		"region-interval", "envoy-config", "envoy-mode", "envoy-algorithm", "envoy-on-failure", "envoy-merge-domains", "envoy-shadow-mode", "envoy-reports", "envoy-headers")
 	if err != nil {
 		return nil, err
 	}
@@ -287,13 +289,20 @@ func newKeyStore(s settings.Settings, p *policyfile.Policy, key, rule string) (*
 	if k.redis, err = redisstore.Open(s.Store, options); err != nil {
 		return nil, withStatus(exitUsage, err)
 	}
+	var enforced func(*penstock.Plan) *penstock.Plan
+	if slices.ContainsFunc(rules.Plans(), regions.IsAcross) {
+		ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
+		defer cancel()
+		look, _ := regions.LookAt(ctx, k.redis) // if the store fails, the read says so
+		enforced = func(p *penstock.Plan) *penstock.Plan { return look.Enforced(p, s.RegionInterval) }
+	}
 	split := penstock.Wrap(k.redis, guard.Split(rules.Settings)) // as serve does
 	k.store = penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		ctx, cancel := context.WithTimeout(ctx, storeTimeout)
 		defer cancel()
 		return split.Decide(ctx, charges)
 	})
-	k.reader = &keylimits.Reader{Store: k.store, URL: s.Store, Options: options}
+	k.reader = &keylimits.Reader{Store: k.store, Enforced: enforced, URL: s.Store, Options: options}
 	return k, nil
 }
 
@@ -478,6 +487,9 @@ func printLimit(w io.Writer, l *keylimits.Limit, clients, list string) {
 	if l.Kind != keylimits.Enforced {
 		notes = append(notes, l.Kind)
 	}
+	if l.Share != "" {
+		notes = append(notes, "the share of this region")
+	}
 	if len(notes) > 0 {
 		name += " (" + strings.Join(notes, ", ") + ")"
 	}
@@ -504,5 +516,5 @@ func printLimit(w io.Writer, l *keylimits.Limit, clients, list string) {
 	if l.IsUncounted {
 		left = "any"
 	}
-	printable.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", name, l.Rate, used, left, unused, answer)
+	printable.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", name, cmp.Or(l.Share, l.Rate), used, left, unused, answer)
 }

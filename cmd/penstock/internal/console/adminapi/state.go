@@ -394,6 +394,9 @@ func (h *Handler) makeExplain(ctx context.Context, v Viewer, q url.Values) (any,
 		return nil, refuse(http.StatusBadRequest, "%s", err)
 	}
 	if v.isOperator {
+		if h.Reader.Enforced != nil {
+			report.Enforce(charges, h.Reader.Enforced)
+		}
 		_ = report.Peek(ctx, h.Reader.Store, charges) // without an answer, the report still lists the limits
 	}
 	return report, nil

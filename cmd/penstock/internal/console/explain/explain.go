@@ -52,6 +52,7 @@ type Charge struct {
 	Limit          string  `json:"limit"`
 	Identity       string  `json:"identity"`
 	Rate           string  `json:"rate"`
+	Share          string  `json:"share,omitempty"` // what this region enforces now of a limit across regions
 	Algorithm      string  `json:"algorithm"`
 	Cost           int64   `json:"cost"`
 	WaitMS         int64   `json:"wait_ms,omitempty"` // the longest time that the request may wait
@@ -258,6 +259,13 @@ func (r *Report) CheckCost(charges []penstock.Charge) error {
 	return nil
 }
 
+// Enforce replaces the limits of the charges by what is enforced of them now, and says so.
+func (r *Report) Enforce(charges []penstock.Charge, enforced func(*penstock.Plan) *penstock.Plan) {
+	for i := range charges {
+		charges[i].Plan, r.Charges[i].Share = keylimits.ShareOf(charges[i].Plan, enforced)
+	}
+}
+
 // Peek adds what the store would decide now. It charges nothing. If the store fails because of a
 // value that Penstock did not write, Peek marks the key.
 func (r *Report) Peek(ctx context.Context, store penstock.Store, charges []penstock.Charge) error {
@@ -359,6 +367,9 @@ func (c *Charge) print(out io.Writer, label string) {
 		limit += " (" + c.Algorithm + ")"
 	}
 	printable.Fprintf(w, "   limit\t%s\n", limit)
+	if c.Share != "" {
+		printable.Fprintf(w, "   enforced now\t%s: the share of this region, which is not in contact with all others\n", c.Share)
+	}
 	printable.Fprintf(w, "   cost\t%d\n", c.Cost)
 	if c.WaitMS > 0 {
 		printable.Fprintf(w, "   may wait\tup to %v\n", time.Duration(c.WaitMS)*time.Millisecond)

@@ -29,6 +29,7 @@ type Limit struct {
 	Kind        string `json:"kind" doc:"enforced, shadow or candidate"`
 	Tier        string `json:"tier,omitempty" doc:"the numbers are for clients of this tier"`
 	Rate        string `json:"rate"`
+	Share       string `json:"share,omitempty" doc:"what this region enforces now of a limit across regions, because it is not in contact with all others"`
 	Algorithm   string `json:"algorithm"`
 	Stored      string `json:"stored,omitempty" doc:"the name of the limit's state in Redis, if penstock status has read the store itself, or if the state is corrupt"`
 	Used        int64  `json:"used" doc:"units; 0 if used_unknown"`
@@ -45,7 +46,8 @@ type Limit struct {
 
 	key    string
 	plan   *penstock.Plan
-	policy *policy.Limit // nil if the limit is not in the policy, but in Envoy's files
+	share  *penstock.Plan // what is enforced of the plan; nil: all of it
+	policy *policy.Limit  // nil if the limit is not in the policy, but in Envoy's files
 	guard  guard.Settings
 }
 
@@ -306,7 +308,7 @@ func (l *Limit) sharesState(other *Limit) bool {
 }
 
 func (l *Limit) Charge() penstock.Charge {
-	return penstock.Charge{Key: l.key, Plan: l.plan, Cost: 1, Mode: penstock.Peek}
+	return penstock.Charge{Key: l.key, Plan: cmp.Or(l.share, l.plan), Cost: 1, Mode: penstock.Peek}
 }
 
 // IsInUse reports whether the limit, as it was read, has counted something or denies.

@@ -1,6 +1,7 @@
 package keylimits
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -23,6 +24,10 @@ type Reader struct {
 	// no instance decides, so a limit that cannot be read is an error.
 	DecideWithoutStore func([]penstock.Charge) (penstock.Decision, error)
 
+	// Enforced returns what is enforced of a limit now: this region's share of a limit across regions.
+	// Default: the limit itself.
+	Enforced func(*penstock.Plan) *penstock.Plan
+
 	// URL is that of Redis, and Options are those of its store. They are for the names of keys, and
 	// for the command that deletes a key. Default: commands have no address.
 	URL     string
@@ -34,6 +39,11 @@ type Reader struct {
 // corrupt.
 func (r *Reader) Read(ctx context.Context, limits []Limit) (penstock.Source, error) {
 	source := penstock.FromStore
+	for i := range limits {
+		if l := &limits[i]; r.Enforced != nil {
+			l.share, l.Share = ShareOf(l.plan, r.Enforced)
+		}
+	}
 	for _, batch := range packBatches(limits) {
 		d, err := r.Store.Decide(ctx, chargesOf(batch))
 		if IsCorrupt(err) {
@@ -51,6 +61,15 @@ func (r *Reader) Read(ctx context.Context, limits []Limit) (penstock.Source, err
 		}
 	}
 	return source, nil
+}
+
+// ShareOf returns what is enforced of a limit, and its rate in words if this is a share.
+func ShareOf(plan *penstock.Plan, enforced func(*penstock.Plan) *penstock.Plan) (*penstock.Plan, string) {
+	share := enforced(plan)
+	if share == plan {
+		return plan, ""
+	}
+	return share, describe.Rate(share)
 }
 
 // readEach reads the limits of a batch that the store cannot read because of a corrupt key.
@@ -175,7 +194,7 @@ func chargesOf(batch []*Limit) []penstock.Charge {
 
 // fill sets the numbers of a limit. Without the store, what is used is unknown.
 func (l *Limit) fill(s penstock.Status, isWithoutStore bool) {
-	l.Used, l.Left = max(l.plan.Capacity()-s.Remaining, 0), s.Remaining
+	l.Used, l.Left = max(cmp.Or(l.share, l.plan).Capacity()-s.Remaining, 0), s.Remaining
 	l.ResetMS, l.RetryMS, l.IsDenied = Milliseconds(s.ResetAfter), Milliseconds(s.RetryAfter), s.RetryAfter > 0
 	l.IsUnknown = isWithoutStore
 	l.IsUncounted = isWithoutStore && l.guard.OnFailure == guard.FailOpen && l.guard.Ceiling == (penstock.Limit{})

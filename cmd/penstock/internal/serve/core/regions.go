@@ -159,6 +159,14 @@ func (c *Core) RegionSetup() regions.Setup {
 	return setup
 }
 
+// Enforced returns what this region enforces of a limit now.
+func (c *Core) Enforced(plan *penstock.Plan) *penstock.Plan {
+	if c.regions.Instance == nil {
+		return plan
+	}
+	return c.regions.Enforced(plan)
+}
+
 // RegionStatuses returns what is known of the other regions, if there are some.
 func (c *Core) RegionStatuses() []regions.Status {
 	if c.regions.Instance == nil {

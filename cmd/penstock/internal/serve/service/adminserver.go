@@ -80,7 +80,7 @@ func (s *service) newAdminAPI(streams int) *adminapi.Handler {
 		Identities: identities.Show,
 		MaskSecret: identities.Secret,
 		Store:      s.core.Store,
-		Reader:     &keylimits.Reader{Store: s.core.Reads, DecideWithoutStore: s.core.DecideWithoutStore, URL: s.Settings.Store, Options: keys},
+		Reader:     &keylimits.Reader{Store: s.core.Reads, DecideWithoutStore: s.core.DecideWithoutStore, Enforced: s.core.Enforced, URL: s.Settings.Store, Options: keys},
 		Policy:     s.core,
 		Digest:     s.core.Digest,
 		Recorder:   s.core.Activity,

@@ -2,7 +2,9 @@ package service
 
 import (
 	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -129,6 +131,8 @@ type regionTest struct {
 
 var regionNames = []string{"ap", "eu", "us"}
 
+const regionToken = "of-operators-of-regions"
+
 // flags returns the settings of a service of a region.
 func (r *regionTest) flags(region string) map[string]string {
 	var peers []string
@@ -136,7 +140,7 @@ func (r *regionTest) flags(region string) map[string]string {
 		peers = append(peers, name+"="+relay.url())
 	}
 	return limitedBy(r.T, r.policy, map[string]string{
-		"store": r.servers[region].URL(), "region": region, "region-peers": strings.Join(peers, ","), "region-interval": "500ms", "region-delay": "80ms",
+		"store": r.servers[region].URL(), "region": region, "region-peers": strings.Join(peers, ","), "region-interval": "500ms", "region-delay": "80ms", "operator-token": regionToken,
 	})
 }
 
@@ -282,6 +286,22 @@ rules:
 	r.awaitContact("us", false)
 	if state := getAdmin[adminapi.State](r.services["eu"], "state"); len(state.Regions) != 2 || state.Regions[1].Name != "us" || state.Regions[1].IsInContact || !state.Regions[0].IsInContact || state.Regions[1].LagMS <= state.Regions[0].LagMS {
 		t.Errorf("during the cut, the admin API reports the regions %+v; want ap in contact, and us without contact for longer", state.Regions)
+	}
+	for _, path := range []string{"key?key=key:a", "explain?url=/&header=X-Key:new"} {
+		request, err := http.NewRequest("GET", "http://"+r.services["eu"].Admin+"/api/v1/"+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		request.Header.Set("Authorization", "Bearer "+regionToken)
+		res, err := http.DefaultClient.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(res.Body)
+		res.Body.Close()
+		if text := string(body); err != nil || !strings.Contains(text, `"rate":"100 per 1s`) || !strings.Contains(text, `"share":"200 per 3s, burst 67"`) {
+			t.Errorf("during the cut, %s does not have the limit and its share: %s", path, text)
+		}
 	}
 	if page := r.services["eu"].mustGet("http://"+r.services["eu"].Admin+"/health", 200); !strings.Contains(page, "no contact: each region has its share") {
 		t.Errorf("during the cut, the page Health does not say so: %s", page)
