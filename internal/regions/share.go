@@ -19,14 +19,22 @@ type shareID struct {
 	regions uint64 // a bit for each region, in alphabetical order
 }
 
-// Check returns an error if a limit has no share for one of the regions.
-func (e *Exchange) Check(plan *penstock.Plan) error {
-	for i := range e.names {
-		if _, err := e.shareOf(shareID{plan, 1 << i}); err != nil {
+// Check returns an error if a limit across regions has no share for one of them.
+func (s Setup) Check(plan *penstock.Plan) error {
+	for i := range s.Count {
+		if !IsAcross(plan) || s.Count < 2 {
+			break
+		}
+		if _, err := (shareID{plan, 1 << i}).compile(s.Count); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// Check is Setup.Check for the regions of the exchange.
+func (e *Exchange) Check(plan *penstock.Plan) error {
+	return Setup{Count: len(e.names)}.Check(plan)
 }
 
 // forgetOthers forgets the shares of all limits but these.
@@ -47,14 +55,23 @@ func (e *Exchange) regionsInContact(now time.Time) (regions uint64) {
 	return regions
 }
 
-// shareOf returns the share of some regions. The shares of all regions add up to the limit.
+// shareOf returns the share of some regions.
 func (e *Exchange) shareOf(share shareID) (*penstock.Plan, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if known := e.shares[share]; known != nil {
 		return known, nil
 	}
-	all := int64(len(e.names))
+	plan, err := share.compile(len(e.names))
+	if err == nil && plan != share.plan {
+		e.shares[share] = plan
+	}
+	return plan, err
+}
+
+// compile makes the share. The shares of all regions add up to the limit.
+func (share shareID) compile(count int) (*penstock.Plan, error) {
+	all := int64(count)
 	part := func(units int64) (sum int64) {
 		for i := range all {
 			if share.regions>>i&1 == 1 {
@@ -82,7 +99,6 @@ func (e *Exchange) shareOf(share shareID) (*penstock.Plan, error) {
 	for _, l := range candidates {
 		isEmpty := limit.Algorithm.RefillsSteadily() && l.Burst == 0
 		if plan, err := l.Compile(); err == nil && !isEmpty {
-			e.shares[share] = plan
 			return plan, nil
 		}
 	}

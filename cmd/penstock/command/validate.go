@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"math"
+	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -19,6 +20,7 @@ import (
 	"github.com/penstock/penstock/httplimit/forwardauth"
 	"github.com/penstock/penstock/internal/panicked"
 	"github.com/penstock/penstock/internal/policy/describe"
+	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
@@ -144,7 +146,11 @@ func validate(file string, algorithms []*algorithm.Algorithm) (r result, err err
 			r.found = append(r.found, finding{Severity: "hint", File: file, Message: "serve --api does not load this policy: " + reason})
 		}
 		n := len(p.Rules.Spec().Rules)
-		r.isValid, r.description = true, describe.Spec(p.Rules.Spec())
+		regionErr := checkRegions(p.Rules)
+		if regionErr != nil {
+			r.found = append(r.found, finding{Severity: "error", File: file, Message: textOf(regionErr)})
+		}
+		r.isValid, r.description = regionErr == nil, describe.Spec(p.Rules.Spec())
 		r.summary = fmt.Sprintf("%d %s, digest %s", n, plural(n, "rule"), p.Digest)
 	case errors.As(err, &mistakes):
 		for _, e := range mistakes {
@@ -156,6 +162,28 @@ func validate(file string, algorithms []*algorithm.Algorithm) (r result, err err
 		r.found = []finding{{Severity: "error", File: file, Message: textOf(err)}}
 	}
 	return r, err
+}
+
+// checkRegions returns an error if the environment or the file says how many regions there are, and
+// a limit across regions has no share for one of them.
+func checkRegions(rules *policy.Rules) error {
+	s, err := settings.Load(settings.Sources{
+		Flags: map[string]string{"config": "-"}, Environ: os.Environ(),
+		File: func(string) (*settings.Section, error) {
+			section, _ := policy.SectionOf[*settings.Section](rules)
+			return section, nil
+		},
+		Only: []string{"region-peers"},
+	})
+	if err != nil { // wrong variables are no mistakes of the policy
+		return nil
+	}
+	for _, plan := range rules.Plans() {
+		if err := s.Regions().Check(plan); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // validateEnvoy reads the files of envoyproxy/ratelimit in a folder.

@@ -231,3 +231,33 @@ func TestPoliciesOfExamplesAreStrict(t *testing.T) {
 		}
 	}
 }
+
+// serve refuses a limit with fewer units than regions. validate refuses it too if a variable or the
+// file says which regions there are.
+func TestLimitsWithoutASharePerRegionAreNotValid(t *testing.T) {
+	const three = "us=redis://us:6379,ap=redis://ap:6379"
+	write := func(server string) string {
+		file := filepath.Join(t.TempDir(), "policy.yaml")
+		text := "rules:\n  - {name: all, per: global, limits: [{rate: 100/day, burst: 2, across: exchange}]}\n" + server
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	for name, c := range map[string]struct {
+		server, variable string
+		code             int
+	}{
+		"unknown regions":     {"", "", 0},
+		"two in a variable":   {"", "us=redis://us:6379", 0},
+		"three in a variable": {"", three, exitInvalid},
+		"three in the file":   {"server: {region: eu, region_peers: '" + three + "'}\n", "", exitInvalid},
+	} {
+		t.Setenv("PENSTOCK_REGION_PEERS", c.variable)
+		code, out, err := command("validate", write(c.server))
+		isRefused := strings.Contains(out, "cannot be shared by 3 regions")
+		if code != c.code || isRefused != (c.code != 0) || err != "" {
+			t.Errorf("%s: exit status %d, %s%s; want %d", name, code, out, err, c.code)
+		}
+	}
+}
