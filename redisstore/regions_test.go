@@ -387,7 +387,7 @@ func TestSitesAnswerWithAllThatChanged(t *testing.T) {
 	most := 100
 	note := func(counters ...string) []string {
 		t.Helper()
-		args := []string{"eu", "instance", "", "1000000", "0", "60000000", fmt.Sprint(most), "", "0", "0", "0", "0", "0", "0", "1", "us"}
+		args := []string{"eu", "instance", "", "1000000", "0", "60000000", fmt.Sprint(most), "", "0", "0", "0", "0", "0", "0", "0", "1", "us"}
 		return eval(regions.Scripts[0], append(args, counters...)...)
 	}
 	ask := func(fence, merged string) (number, answer string) {

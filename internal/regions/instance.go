@@ -98,6 +98,7 @@ type Status struct {
 	IsInContact bool
 	Contact     time.Duration // time since each of the two regions had merged all totals of the other; below 0: never
 	Took        time.Duration // the last answer, until it was merged
+	Delay       time.Duration // of one of its messages
 	Changed     int64         // counters that have changed since the other region asked
 	HasDropped  bool          // some were dropped lately, because there were too many
 }
@@ -205,7 +206,7 @@ func (i *Instance) Statuses() (all []Status) {
 // 0 if there was none.
 func (i *Instance) Delay() (most time.Duration) {
 	for _, s := range i.Statuses() {
-		most = max(most, s.Took/messages)
+		most = max(most, s.Delay)
 	}
 	return most
 }
@@ -213,6 +214,15 @@ func (i *Instance) Delay() (most time.Duration) {
 // messages is how many messages follow one another until an answer is merged: two questions, and
 // two answers.
 const messages = 4
+
+// messages returns how many messages followed one another for the answer. If no counter has
+// changed, the region is not asked for totals.
+func (a *mergedAnswer) messages() time.Duration {
+	if a.isIdle {
+		return messages / 2
+	}
+	return messages
+}
 
 // RedisLag is as Options.Lag, for regions on Redis. There, a grant is written within a flush. The
 // counters come with the first answer, and their totals with the second.
@@ -297,9 +307,9 @@ func (i *Instance) sync(ctx context.Context, done *mergedAnswer, leadFor time.Du
 			isFull = "1"
 		}
 		args = append(args, done.region, strconv.FormatUint(fence, 10), strconv.FormatUint(done.Number, 10), isFull,
-			strconv.FormatInt(clock.at(done.asked), 10), micros(sent.Sub(done.asked)))
+			strconv.FormatInt(clock.at(done.asked), 10), micros(sent.Sub(done.asked)), micros(sent.Sub(done.asked)/done.messages()))
 	} else {
-		args = append(args, "", "0", "0", "0", "0", "0")
+		args = append(args, "", "0", "0", "0", "0", "0", "0")
 	}
 	args = append(append(args, hasDropped, strconv.Itoa(len(i.o.Peers))), i.o.Peers...)
 	for _, p := range noted {
@@ -366,14 +376,14 @@ func (i *Instance) read(reply string, sent time.Time, leadFor time.Duration) err
 	}
 	for n, name := range i.o.Peers {
 		var merged uint64
-		var asked, visited, counted, took, changed, dropped int64
-		if _, err := fmt.Sscan(lines[n+1], &merged, &asked, &visited, &counted, &took, &changed, &dropped); err != nil {
-			return fmt.Errorf("the script of regions replied %.40q about %s; expected seven numbers", lines[n+1], name)
+		var asked, visited, counted, took, delay, changed, dropped int64
+		if _, err := fmt.Sscan(lines[n+1], &merged, &asked, &visited, &counted, &took, &delay, &changed, &dropped); err != nil {
+			return fmt.Errorf("the script of regions replied %.40q about %s; expected eight numbers", lines[n+1], name)
 		}
 		p := i.Exchange.peers[name]
 		p.number, p.contactAt, p.countedAt = merged, before(sent, asked), before(sent, counted)
 		i.site.setContact(name, before(sent, visited))
-		i.states[name] = Status{Took: time.Duration(took) * time.Microsecond, Changed: changed, HasDropped: dropped >= 0 && dropped < i.o.Silence.Microseconds()}
+		i.states[name] = Status{Took: time.Duration(took) * time.Microsecond, Delay: time.Duration(delay) * time.Microsecond, Changed: changed, HasDropped: dropped >= 0 && dropped < i.o.Silence.Microseconds()}
 	}
 	return nil
 }
@@ -413,7 +423,7 @@ func (r *remote) Answer(ctx context.Context, ask Ask) (Answer, error) {
 		return Answer{}, err
 	}
 	answer, counters, err := r.readAnswer(reply)
-	if err == nil {
+	if answer.isIdle = len(counters) == 0; err == nil && !answer.isIdle {
 		answer.Totals, err = totals(ctx, r.decide, counters)
 	}
 	return answer, err

@@ -93,10 +93,10 @@ func TestWhatIsGrantedIsWrittenWhenTheServerWorks(t *testing.T) {
 			case isDown.Load():
 				return "", errors.New("down")
 			}
-			if len(args) > 16 {
-				units = append(units, args[16])
+			if len(args) > 17 {
+				units = append(units, args[17])
 			}
-			return "0 1\n0 -1 -1 0 0 0 -1", nil
+			return "0 1\n0 -1 -1 0 0 0 0 -1", nil
 		})
 		p := plan(t, "100/h", algorithm.Across(penstock.TokenBucket))
 		i.Use([]*penstock.Plan{p})
@@ -136,7 +136,7 @@ func TestWhatIsGrantedIsWrittenWhenTheServerWorks(t *testing.T) {
 func TestMalformedRepliesAreErrors(t *testing.T) {
 	i := newInstance(t, "", nil)
 	r := i.peers["us"].(*remote)
-	for _, reply := range []string{"", "x", "7 1", "7 1\n", "7 1\n1 2 3", "-1 1\n0 -1 -1 0 0 0 -1", "7\n0 -1 -1 0 0 0 -1", "other us", "secret", "7 1\n0 -1 -1 0 0 0 -1\n", "1e9 1\n0 -1 -1 0 0 0 -1"} {
+	for _, reply := range []string{"", "x", "7 1", "7 1\n", "7 1\n1 2 3", "-1 1\n0 -1 -1 0 0 0 0 -1", "7\n0 -1 -1 0 0 0 0 -1", "other us", "secret", "7 1\n0 -1 -1 0 0 0 0 -1\n", "1e9 1\n0 -1 -1 0 0 0 0 -1"} {
 		if err := i.read(reply, time.Now(), time.Second); err == nil {
 			t.Errorf("the reply %q is no error", reply)
 		}

@@ -30,12 +30,12 @@ const lookLua = `#!lua flags=no-writes
 local time = redis.call('TIME')
 local site = redis.call('GET', KEYS[1])
 site = site and cmsgpack.unpack(site) or { region = '', mark = '', peers = {} }
-local now, peers, ages, took = time[1] * 1000000 + time[2], {}, {}, 0
+local now, peers, ages, delay = time[1] * 1000000 + time[2], {}, {}, 0
 for name, p in pairs(site.peers) do
   local at = math.min(p.asked, p.visited)
-  peers[#peers + 1], ages[#ages + 1], took = name, string.format('%.0f', at > 0 and math.max(now - at, 0) or -1), math.max(took, p.took)
+  peers[#peers + 1], ages[#ages + 1], delay = name, string.format('%.0f', at > 0 and math.max(now - at, 0) or -1), math.max(delay, p.delay or 0)
 end
-return time[1] .. ' ' .. time[2] .. '\n' .. site.region .. '\n' .. site.mark .. '\n' .. table.concat(peers, ' ') .. '\n' .. table.concat(ages, ' ') .. '\n' .. string.format('%.0f', took)`
+return time[1] .. ' ' .. time[2] .. '\n' .. site.region .. '\n' .. site.mark .. '\n' .. table.concat(peers, ' ') .. '\n' .. table.concat(ages, ' ') .. '\n' .. string.format('%.0f', delay)`
 
 // LookAt reads what a region's Redis shows.
 func LookAt(ctx context.Context, s Server) (l Look, err error) {
@@ -44,16 +44,16 @@ func LookAt(ctx context.Context, s Server) (l Look, err error) {
 		return l, err
 	}
 	lines := strings.Split(reply, "\n")
-	var seconds, micros, took int64
+	var seconds, micros, delay int64
 	if len(lines) == 6 {
-		_, err = fmt.Sscan(lines[0]+" "+lines[5], &seconds, &micros, &took)
+		_, err = fmt.Sscan(lines[0]+" "+lines[5], &seconds, &micros, &delay)
 	}
 	if len(lines) != 6 || err != nil {
 		return l, fmt.Errorf("the script of regions replied %.40q; expected six lines", reply)
 	}
 	l = Look{
 		Clock: time.Unix(seconds, micros*1000), Region: lines[1], Mark: lines[2], Peers: strings.Fields(lines[3]),
-		Contact: make(map[string]time.Duration), Delay: time.Duration(took) * time.Microsecond / messages,
+		Contact: make(map[string]time.Duration), Delay: time.Duration(delay) * time.Microsecond,
 	}
 	for n, age := range strings.Fields(lines[4]) {
 		if n < len(l.Peers) {

@@ -27,6 +27,7 @@ var Scripts = []string{syncLua, askLua}
 //	asked    when the leader asked for the last full answer that was merged
 //	counted  until when merges have taken account of what the peer's share refills
 //	took     how long the last answer took, from the question until it was merged
+//	delay    how long one of its messages took
 //
 //	number   the number of the last answer to the peer; 0 if there was none
 //	visited  the last time at which the peer had merged all that this region had granted
@@ -71,11 +72,12 @@ end
 //	8..13  of the merged answer: the region ("" if there is none), the fence of the leader that
 //	       asked, its number, 1 if it is full, when it was asked for by the clock of this server,
 //	       and how long it took in µs
-//	14     1 if the instance had to drop changed counters
-//	15     the number n of other regions, whose names are the next n
-//	16+n   the units and the name of each changed counter
+//	14     how long one of the messages of the merged answer took, in µs
+//	15     1 if the instance had to drop changed counters
+//	16     the number n of other regions, whose names are the next n
+//	17+n   the units and the name of each changed counter
 var syncLua = luagen.CheckRights(readSite + `
-local life, n = tonumber(ARGV[4]), tonumber(ARGV[15])
+local life, n = tonumber(ARGV[4]), tonumber(ARGV[16])
 if site and (site.region ~= ARGV[1] or site.mark ~= ARGV[3]) and site.lease + 60000000 <= now then
   for i = 2, #KEYS do call('DEL', KEYS[i]) end -- its instances have stopped, so this region or secret replaces it
   site = nil
@@ -93,33 +95,33 @@ if leads then
 end
 local merged = site.peers[ARGV[8]]
 if leads and merged and site.fence == tonumber(ARGV[9]) then
-  merged.merged, merged.took = tonumber(ARGV[10]), tonumber(ARGV[13])
+  merged.merged, merged.took, merged.delay = tonumber(ARGV[10]), tonumber(ARGV[13]), tonumber(ARGV[14])
   if ARGV[11] == '1' then
     merged.asked, merged.counted = math.max(merged.asked, math.min(tonumber(ARGV[12]), now)), now
   end
 end
 local reply = { (leads and life > 0 and decimal(site.fence) or '0') .. ' ' .. decimal(now) }
 for i = 1, n do
-  local name = ARGV[15 + i]
+  local name = ARGV[16 + i]
   local p = site.peers[name]
   if not p then
-    p = { merged = 0, asked = 0, counted = now, took = 0, number = 0, visited = 0, fence = 0, which = 0, till = 0, dropped = 0 }
+    p = { merged = 0, asked = 0, counted = now, took = 0, delay = 0, number = 0, visited = 0, fence = 0, which = 0, till = 0, dropped = 0 }
     site.peers[name], changed = p, true
   end
   local set = KEYS[2 * i + p.which]
   local size = call('ZCARD', set)
-  if ARGV[14] == '1' then p.dropped, changed = now, true end
-  if #ARGV > 15 + n then
+  if ARGV[15] == '1' then p.dropped, changed = now, true end
+  if #ARGV > 16 + n then
     local flag = 'CH'
-    if size + (#ARGV - 15 - n) / 2 > tonumber(ARGV[7]) then -- the set is full: only counters that it has
+    if size + (#ARGV - 16 - n) / 2 > tonumber(ARGV[7]) then -- the set is full: only counters that it has
       flag, p.dropped = 'XX', now
     end
-    call('ZADD', set, 'GT', flag, unpack(ARGV, 16 + n))
+    call('ZADD', set, 'GT', flag, unpack(ARGV, 17 + n))
     p.till, changed = math.max(p.till, now + tonumber(ARGV[6])), true
     call('PEXPIRE', set, decimal(math.ceil((p.till - now) / 1000)))
   end
   reply[#reply + 1] = table.concat({ decimal(p.merged), decimal(p.asked > 0 and now - p.asked or -1), decimal(p.visited > 0 and now - p.visited or -1),
-    decimal(now - p.counted), decimal(p.took), decimal(size), decimal(p.dropped > 0 and now - p.dropped or -1) }, ' ')
+    decimal(now - p.counted), decimal(p.took), decimal(p.delay or 0), decimal(size), decimal(p.dropped > 0 and now - p.dropped or -1) }, ' ')
 end
 if changed then save() end
 return table.concat(reply, '\n')`)

@@ -51,6 +51,7 @@ type Answer struct {
 	Totals  []Total // those of the busiest counters first
 	IsFull  bool    // no other total has changed, and none was dropped
 	hasMore bool    // other totals have changed; a further question gets them
+	isIdle  bool    // no counter has changed, so it was one question
 }
 
 // A Peer is another region, as far as it can be reached.

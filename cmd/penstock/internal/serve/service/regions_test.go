@@ -273,6 +273,13 @@ rules:
 		t.Errorf("the admin API does not print the bound of all regions: %s", explained)
 	}
 	r.awaitContact("", true)
+	eventually.NoError(t, func() error { // no counter has changed yet, so each answer is one message there and one back
+		look, err := regions.LookAt(t.Context(), r.reader["us"])
+		if err == nil && look.Delay < 79*time.Millisecond {
+			err = fmt.Errorf("the measured delay of a message is %v; want at least 80 ms, that of the links", look.Delay)
+		}
+		return err
+	})
 
 	stop := make(chan struct{})
 	var loads sync.WaitGroup
