@@ -192,8 +192,8 @@ func (r *run) addBound() {
 	}
 }
 
-// beyond returns how many units of a counter the regions may admit beyond the limit, with the demand
-// that was measured. Of windows, it is for one window.
+// beyond returns how many units of a counter the regions may admit beyond the limit, with the
+// demand that was measured. Of windows, it is for one window.
 func (r *run) beyond(counter int64) int64 {
 	var demands []int64
 	for _, g := range r.regions {
