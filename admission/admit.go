@@ -163,7 +163,6 @@ func (a *Admission) admitCharges(err error) (Outcome, error) {
 	return a.decide(a.shadows)
 }
 
-// setCharges sets the charges of the Evaluation to stated ones.
 func (a *Admission) setCharges(r *ExplicitCharges) error {
 	a.denyIf = r.DenyIf
 	return a.options.Rules.EvaluateCharges(r.Charges, r.Limits, r.Shadows, &a.evaluation)
@@ -244,7 +243,6 @@ func withoutSlots(charges []penstock.Charge, limits []*policy.Limit) ([]penstock
 	return charges[:n], limits[:n]
 }
 
-// rejectMalformed rejects a request that cannot be decided because of err.
 func (a *Admission) rejectMalformed(err error) (Outcome, error) {
 	a.rejection.Detail = strings.TrimPrefix(err.Error(), penstock.ErrInvalid.Error()+": ")
 	return a.observe(Malformed), fmt.Errorf("%w: %s", penstock.ErrInvalid, a.rejection.Detail)
@@ -347,7 +345,6 @@ func (a *Admission) applyDecision(latency time.Duration) (Outcome, error) {
 	return a.observeDecision(Allowed, latency), nil
 }
 
-// deny rejects a request that the decision denies.
 func (a *Admission) deny(latency time.Duration) Outcome {
 	if isWithoutStore(a.decision.Source) {
 		a.noteHolds(a.evaluation.Charges, a.evaluation.Limits)
@@ -457,7 +454,6 @@ func (a *Admission) emit() Outcome {
 	return o
 }
 
-// eventOf returns an Event with the labels of a limit and the key of a charge.
 func eventOf(l *policy.Limit, c *penstock.Charge) Event {
 	return Event{Rule: l.Rule.Name, Limit: l.Name, Algorithm: l.Algorithm, Key: c.Key}
 }

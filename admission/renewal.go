@@ -22,7 +22,6 @@ type renewal struct {
 	isLost  bool // another request has got a slot of this one
 }
 
-// isSlot reports whether a charge takes a slot of an in_flight limit.
 func isSlot(c *penstock.Charge) bool { return c.Plan.Algorithm().NeedsHolder() }
 
 // renewHolds renews the request's slots in the background from now on.

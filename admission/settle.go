@@ -80,7 +80,6 @@ func (a *Admission) RefundByStatus(status int) {
 	a.correct(all)
 }
 
-// setCost sets the request's true cost.
 func (s *settlement) setCost(cost int64) error {
 	if cost < 0 || cost > penstock.MaxCost {
 		return fmt.Errorf("%w: admission: settle %d units; a cost is 0 to %d", penstock.ErrInvalid, cost, int64(penstock.MaxCost))
@@ -197,7 +196,6 @@ func (a *Admission) correct(all corrections) {
 	}
 }
 
-// correctTimeout bounds how long the corrections of a request may take.
 const correctTimeout = time.Second
 
 // isFallbackInUse reports whether the fallback, and not the store, would decide a charge now.
@@ -307,7 +305,6 @@ func (o *RequestOptions) markRefundable(charges []penstock.Charge, limits []*pol
 	}
 }
 
-// corrections are charges that correct earlier ones.
 type corrections struct {
 	inStore []penstock.Charge
 	local   []penstock.Charge // for charges that only this process has counted

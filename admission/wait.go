@@ -55,7 +55,6 @@ func (a *Admission) denyWaiting(retryAfter, latency time.Duration, isDenying fun
 	return Denied
 }
 
-// isQueued reports whether a charge has a later turn.
 func isQueued(_ *penstock.Charge, s penstock.Status) bool { return s.Wait > 0 }
 
 func takesSlot(c *penstock.Charge, _ penstock.Status) bool { return isSlot(c) }

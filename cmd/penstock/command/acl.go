@@ -19,7 +19,6 @@ var (
 	aclClients = []string{"penstock", "go-redis"}
 )
 
-// newACL makes the command that prints the rights of a user in Redis.
 func newACL() *cobra.Command {
 	var a aclUser
 	c := &cobra.Command{
@@ -55,7 +54,6 @@ func newACL() *cobra.Command {
 	return c
 }
 
-// An aclUser is the user of Redis that the command prints.
 type aclUser struct {
 	role, user, prefix, client, format string
 	rights                             redisrights.Options

@@ -150,7 +150,6 @@ func shortened(text string) string {
 
 const notTheAPI = "the answer is not that of the admin API; check that --admin is the admin-listen address of an instance"
 
-// errNotTheAPI returns the error for an answer that does not have the form of the admin API's.
 func (a *admin) errNotTheAPI() error {
 	return withStatus(exitUsage, fmt.Errorf("%s: %s", a.address, notTheAPI))
 }

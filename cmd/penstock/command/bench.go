@@ -17,7 +17,6 @@ import (
 	"github.com/penstock/penstock/internal/wording"
 )
 
-// newBench makes the command that measures a store.
 func newBench() *cobra.Command {
 	var b benchCommand
 	c := &cobra.Command{
@@ -92,7 +91,6 @@ func loadStore(store string) (*settings.Settings, error) {
 	return &s, err
 }
 
-// check checks the flags.
 func (b *benchCommand) check() error {
 	const maxSteps, maxCallers, maxDuration, maxRate = 20, 10_000, time.Minute, 10_000_000
 	isRate := b.options.MaxRate >= 1 && b.options.MaxRate <= maxRate // false for NaN

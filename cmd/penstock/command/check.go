@@ -21,7 +21,6 @@ import (
 	"github.com/penstock/penstock/internal/wording"
 )
 
-// newCheck makes the command that requests one decision.
 func newCheck() *cobra.Command {
 	d := checkCommand{api: adminclient.Options{Flag: "api"}}
 	c := &cobra.Command{
@@ -68,7 +67,6 @@ type checkCommand struct {
 	cost                                   int64
 }
 
-// A checkDecision is a decision of the check API.
 type checkDecision struct {
 	text       json.RawMessage // of the answer
 	Allowed    *bool
@@ -116,7 +114,6 @@ func (d *checkCommand) run(c *cobra.Command, args []string) error {
 	return err
 }
 
-// request makes the request to the API of the flags.
 func (d *checkCommand) request(c *cobra.Command, args []string) (map[string]any, error) {
 	hasTarget := len(args) > 0
 	switch {
@@ -174,7 +171,6 @@ func single(lists map[string][]string) (map[string]string, error) {
 	return values, nil
 }
 
-// ask sends a request to the check API.
 func (d *checkCommand) ask(ctx context.Context, request map[string]any) (*checkDecision, error) {
 	client, err := adminclient.New(d.api)
 	if err != nil {
@@ -220,5 +216,4 @@ func (d *checkDecision) print(out io.Writer) {
 	}
 }
 
-// inMS writes a time in milliseconds.
 func inMS(n int64) string { return wording.Period(time.Duration(n) * time.Millisecond) }

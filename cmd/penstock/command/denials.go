@@ -19,7 +19,6 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/text/printable"
 )
 
-// newDenials makes the command that shows who is denied.
 func newDenials() *cobra.Command {
 	var d denialsCommand
 	c := &cobra.Command{
@@ -124,7 +123,6 @@ func printOffenders(out io.Writer, found *adminapi.Offenders) error {
 	return err
 }
 
-// reconnectAfter is how long follow waits before it connects again.
 const reconnectAfter = time.Second
 
 // errOutput ends follow: its output cannot be written, for example because a pipe is closed.

@@ -23,7 +23,6 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// newExplain makes the command that shows which limits apply to a request.
 func newExplain(algorithms []*algorithm.Algorithm) *cobra.Command {
 	e := explainCommand{algorithms: algorithms}
 	c := &cobra.Command{

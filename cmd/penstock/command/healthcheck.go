@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// newHealthcheck makes the command that containers run to see whether the service is ready.
 func newHealthcheck() *cobra.Command {
 	var address adminFlags
 	var timeout time.Duration

@@ -53,7 +53,6 @@ func demandSection(d *accesslog.Demand, hasDenied bool) htmlreport.Section {
 	return s
 }
 
-// page makes the HTML report of suggest.
 func (s *suggestCommand) page(r *suggest.Report) *htmlreport.Page {
 	var notes bytes.Buffer
 	printLog(&notes, &r.Log, r.Denied429)
@@ -73,7 +72,6 @@ func (s *suggestCommand) page(r *suggest.Report) *htmlreport.Page {
 	return p
 }
 
-// busiestSection shows the busiest clients beside the suggested limit.
 func (s *suggestCommand) busiestSection(r *suggest.Report) htmlreport.Section {
 	chart := &htmlreport.Chart{Unit: "requests " + r.Measure(), Lines: []htmlreport.Line{{Label: "client, the busiest first", IsBar: true}, {Label: "most that the suggested limit admits"}}}
 	busiest := htmlreport.Section{Title: "The busiest clients", Chart: chart, Columns: []string{"client", "requests", "requests " + r.Measure(), "needs", "outlier"},
@@ -137,7 +135,6 @@ func (s *suggestCommand) needsSection(r *suggest.Report) htmlreport.Section {
 	return frontier
 }
 
-// replayPage makes the HTML report of replay.
 func replayPage(r *replay.Report) *htmlreport.Page {
 	var notes bytes.Buffer
 	printReplayNotes(&notes, r)
@@ -160,7 +157,6 @@ func replayPage(r *replay.Report) *htmlreport.Page {
 	return &htmlreport.Page{Title: "Whom the policy would have denied", Notes: notes.String(), Sections: []htmlreport.Section{demandSection(&r.Policy.Demand, true), rules, hit}}
 }
 
-// page makes the HTML report of simulate.
 func (s *simulateCommand) page(all []simulate.Simulation) *htmlreport.Page {
 	p := &htmlreport.Page{Title: "What a limit does", Notes: "arrivals: " + all[0].Arrivals}
 	summary := htmlreport.Section{Title: "Sums", Columns: []string{"algorithm", "requests", "allowed", "denied", "most in " + wording.Period(all[0].Period), "longest wait"}}

@@ -23,7 +23,6 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// newLoad makes the command that sends requests to a deployment.
 func newLoad() *cobra.Command {
 	var l loadCommand
 	c := &cobra.Command{
@@ -113,7 +112,6 @@ func (l *loadCommand) run(c *cobra.Command) error {
 	return judgeLoad(c.Context(), c.ErrOrStderr(), report, thresholds)
 }
 
-// read reads the flags.
 func (l *loadCommand) read() (o load.Options, thresholds []*threshold, err error) {
 	o = load.Options{Seed: l.seed, Clients: l.clients, ShouldHonorRetryAfter: l.onDenied == string(simulate.Wait), MaxInFlight: l.maxInFlight, Allowed: l.allowed, Send: l.http.Send}
 	for _, text := range l.targets {

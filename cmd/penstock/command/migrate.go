@@ -10,7 +10,6 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/text/printable"
 )
 
-// newMigrate makes the command that writes policies for the configurations of other limiters.
 func newMigrate() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "migrate",

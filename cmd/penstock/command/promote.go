@@ -17,7 +17,6 @@ import (
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
-// newPromote makes the command that enforces shadows and candidates.
 func newPromote(algorithms []*algorithm.Algorithm) *cobra.Command {
 	var config string
 	var isDryRun bool

@@ -13,7 +13,6 @@ import (
 // that name, it runs the command ratelimit.
 const ratelimitName = "ratelimit"
 
-// newRatelimit makes the command that serves with the settings of envoyproxy/ratelimit.
 func newRatelimit(algorithms []*algorithm.Algorithm) *cobra.Command {
 	var shouldPrint bool
 	c := &cobra.Command{

@@ -21,7 +21,6 @@ import (
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
-// newReplay makes the command that decides the requests of access logs by a policy.
 func newReplay(algorithms []*algorithm.Algorithm) *cobra.Command {
 	var r replayCommand
 	var formats []string
@@ -144,7 +143,6 @@ func (r *replayCommand) run(c *cobra.Command, logs []string, algorithms []*algor
 	return nil
 }
 
-// isExceeded reports whether a threshold of --fail-if is exceeded.
 func isExceeded(t *threshold, r *replay.Report) bool {
 	switch t.name {
 	case "denied_identities":
@@ -236,7 +234,6 @@ func printLog(out io.Writer, log *accesslog.Stats, denied429 int64) {
 	}
 }
 
-// printSums prints how much a policy denies.
 func printSums(out io.Writer, r *replay.Result) {
 	printable.Fprintf(out, "%s of the requests denied", share(r.Denied, r.Requests))
 	if r.Retries > 0 {
@@ -277,7 +274,6 @@ func printResult(out io.Writer, r *replay.Result) error {
 	return w.Flush()
 }
 
-// worstMinute writes when a rule denied most.
 func worstMinute(r *replay.Rule) string {
 	if r.WorstDenied == 0 {
 		return ""

@@ -183,7 +183,6 @@ func (r *resetCommand) run(c *cobra.Command, k *keyStore) error {
 	return r.print(c.OutOrStdout(), newResetReport(k.key, done, k.unread, r.held(k.limits), now), cachesOf(limits))
 }
 
-// whatWasReset says which limits were reset.
 func whatWasReset(done *keylimits.Reset) string {
 	if len(done.Reset) == 0 {
 		return "nothing was reset"

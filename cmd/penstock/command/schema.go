@@ -19,7 +19,6 @@ var schemas embed.FS
 
 const reports = "doctor, load, replay, simulate or suggest"
 
-// newSchema makes the command that prints the JSON Schemas of policy files, cases and reports.
 func newSchema() *cobra.Command {
 	var isForCases bool
 	var report string

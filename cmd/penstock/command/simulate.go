@@ -24,7 +24,6 @@ import (
 	"github.com/penstock/penstock/internal/wording"
 )
 
-// newSimulate makes the command that shows what a limit does with requests.
 func newSimulate(algorithms []*algorithm.Algorithm) *cobra.Command {
 	var s simulateCommand
 	c := &cobra.Command{
@@ -88,7 +87,6 @@ type simulateCommand struct {
 	seed                                              uint64
 }
 
-// maxDecisions is the largest number of decisions that are printed.
 const maxDecisions = 100_000
 
 func (s *simulateCommand) run(ctx context.Context, out io.Writer, rate string, own []*algorithm.Algorithm) error {
@@ -172,7 +170,6 @@ func (s *simulateCommand) read(rate string, own []*algorithm.Algorithm) (plans [
 	return plans, o, nil
 }
 
-// readRegions reads the options about regions.
 func (s *simulateCommand) readRegions() (o simulate.Regions, err error) {
 	o = simulate.Regions{Count: s.regions, Delay: s.delay}
 	hasOthers := s.across != "" || s.delay != 0 || len(s.cuts) > 0
@@ -316,7 +313,6 @@ func (s *simulateCommand) print(out io.Writer, all []simulate.Simulation) error 
 // barWidth is the number of characters of the longest bar.
 const barWidth = 40
 
-// print prints the decisions or the timeline, and the sums.
 func printSimulation(out io.Writer, one *simulate.Simulation) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	if len(one.Decisions) > 0 {

@@ -18,7 +18,6 @@ import (
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
-// newSize makes the command that computes the memory and servers that limits need in Redis.
 func newSize(algorithms []*algorithm.Algorithm) *cobra.Command {
 	var s sizeCommand
 	c := &cobra.Command{
@@ -55,7 +54,6 @@ type sizeCommand struct {
 	keyLength                      int
 }
 
-// A ruleSize is the size of one rule's limits.
 type ruleSize struct {
 	Rule   string   `json:"rule"`
 	Limits []string `json:"limits"`

@@ -37,7 +37,6 @@ import (
 // storeTimeout is how long one call of the store may take. It includes the time to connect.
 const storeTimeout = 5 * time.Second
 
-// newStatus makes the command that shows all limits of a key.
 func newStatus(algorithms []*algorithm.Algorithm) *cobra.Command {
 	var rule, output, ref string
 	var instance adminFlags
@@ -177,7 +176,6 @@ func keyArgument(args []string) string {
 	return args[0]
 }
 
-// fetchKey reads a key from a running instance.
 func (a *admin) fetchKey(ctx context.Context, wanted keyQuery) (*keyReport, error) {
 	query := url.Values{"all": {"true"}} // also limits that the key has not used
 	for name, value := range map[string]string{"key": wanted.key, "ref": wanted.ref, "rule": wanted.rule} {
@@ -438,7 +436,6 @@ func repairText(command string) string {
 	return "delete the value: " + command
 }
 
-// resultText describes what a result says about a request.
 func resultText(v *keylimits.Result) string {
 	if len(v.DeniedBy) == 0 {
 		return "allowed"

@@ -25,7 +25,6 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// newSuggest makes the command that suggests a limit from access logs.
 func newSuggest() *cobra.Command {
 	var s suggestCommand
 	c := &cobra.Command{
@@ -63,7 +62,6 @@ func newSuggest() *cobra.Command {
 	return c
 }
 
-// maxWindow is the longest window that can be suggested.
 const maxWindow = 7 * 24 * time.Hour
 
 type suggestCommand struct {
@@ -270,7 +268,6 @@ func (s *suggestCommand) print(out io.Writer, r *suggest.Report) error {
 	return nil
 }
 
-// printWarnings prints what a reader of the report must know.
 func (s *suggestCommand) printWarnings(out io.Writer, r *suggest.Report) {
 	if r.WithoutIdentity > 0 {
 		printable.Fprintf(out, "warning: %d requests have no %s, and are not counted\n", r.WithoutIdentity, s.per)

@@ -20,7 +20,6 @@ import (
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
-// newTest makes the command that tests a policy with example requests.
 func newTest(algorithms []*algorithm.Algorithm) *cobra.Command {
 	var output string
 	c := &cobra.Command{
@@ -60,7 +59,6 @@ func newTest(algorithms []*algorithm.Algorithm) *cobra.Command {
 	return c
 }
 
-// A caseReport is the result of penstock test.
 type caseReport struct {
 	Passed    int            `json:"passed"`
 	Failed    int            `json:"failed"`

@@ -15,7 +15,6 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/console/top"
 )
 
-// newTop makes the command that shows a running instance in the terminal.
 func newTop() *cobra.Command {
 	var t topCommand
 	c := &cobra.Command{

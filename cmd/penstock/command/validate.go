@@ -186,7 +186,6 @@ func checkRegions(rules *policy.Rules) error {
 	return nil
 }
 
-// validateEnvoy reads the files of envoyproxy/ratelimit in a folder.
 func validateEnvoy(folder string, canMergeDomains bool) (r result) {
 	config, err := envoyconfig.LoadDir(folder, envoyconfig.Options{MergeDomains: canMergeDomains})
 	var mistakes envoyconfig.Errors

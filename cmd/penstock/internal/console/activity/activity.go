@@ -23,7 +23,6 @@ import (
 // A Kind is what a list of the most active keys counts.
 type Kind uint8
 
-// The kinds.
 const (
 	Denied       Kind = iota // denied requests
 	Near                     // requests that were allowed near the limit

@@ -53,7 +53,6 @@ func (k EventKind) IsBad() bool {
 // EventAttribute is the attribute that makes a log line an event. Its value is the kind.
 const EventAttribute = "event"
 
-// The bounds of events.
 const (
 	MaxEvents    = 256 // of one instance
 	maxDetails   = 16  // of one event

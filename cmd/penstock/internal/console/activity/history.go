@@ -26,7 +26,6 @@ const (
 // Overflow is the rule, and the limit, of the series that add up all counters without a ring.
 const Overflow = "other"
 
-// The bounds of a History.
 const (
 	Seconds   = 600  // growth by the second is kept for 10 minutes
 	Minutes   = 1440 // growth by the minute is kept for 24 hours

@@ -45,7 +45,6 @@ type Count struct {
 	Last60 uint64 `json:"m"`
 }
 
-// The bounds of a summary.
 const (
 	MaxSummary   = 16 << 10  // bytes of a text
 	maxUnpacked  = 256 << 10 // bytes of an unpacked text

@@ -52,7 +52,6 @@ func endOf(counter int) time.Duration {
 	return time.Duration(5+quarter) << (octave - 2) * time.Microsecond
 }
 
-// timingNames are the names of the counters in the history.
 var timingNames = func() (names [failures + 1]string) {
 	for i := range names {
 		names[i] = strconv.Itoa(i)
@@ -60,7 +59,6 @@ var timingNames = func() (names [failures + 1]string) {
 	return names
 }()
 
-// tick samples the counters.
 func (t *Timing) tick(at time.Duration) {
 	t.history.Sample(at, func(add func(Series, uint64)) {
 		for i := range t.counters {

@@ -8,7 +8,6 @@ type Window struct {
 	Length time.Duration // the most that it covers; FiveMinutes may cover 1 min less, Hour 10 min less
 }
 
-// The windows.
 var (
 	FiveMinutes = Window{"5m", recentMinutes * time.Minute}
 	Hour        = Window{"1h", time.Hour}

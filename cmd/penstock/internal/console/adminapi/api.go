@@ -164,7 +164,6 @@ type route struct {
 	respond       func(h *Handler, ctx context.Context, v Viewer, query url.Values) (any, error)
 }
 
-// A parameter describes a parameter of a query.
 type parameter struct {
 	name, doc  string
 	choices    []string // the first is the default; nil: any text
@@ -178,7 +177,6 @@ type Viewer struct{ isOperator bool }
 // IsOperator reports whether the viewer has sent the token.
 func (v Viewer) IsOperator() bool { return v.isOperator }
 
-// routes are the paths of the API that return JSON.
 var routes = []route{
 	{path: "state", summary: "The current state: health, store, instances and counts.", body: State{}, respond: (*Handler).makeState},
 	{path: "health", summary: "Whether the instance is ready, and why not.", body: Health{}, respond: (*Handler).makeHealth},

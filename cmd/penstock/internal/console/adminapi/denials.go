@@ -37,7 +37,6 @@ const (
 
 const keyParameter = "the parameter key (unlike ref)"
 
-// serveDenials serves /api/v1/denials until the reader disconnects.
 func (h *Handler) serveDenials(w http.ResponseWriter, req *http.Request) {
 	values, err := denialsRoute.values(req.URL.RawQuery)
 	if err != nil {

@@ -38,7 +38,6 @@ func (h *Handler) record(a *Audit, err error) {
 
 const maxBody = 16 << 10 // bytes
 
-// serveReset serves POST /api/v1/key/reset.
 func (h *Handler) serveReset(w http.ResponseWriter, req *http.Request) {
 	a := newAudit(req)
 	ctx, cancel := context.WithTimeout(req.Context(), timeout)

@@ -136,7 +136,6 @@ func sortCounts(counts []Count) {
 	})
 }
 
-// totals adds up the counts of all instances.
 func totals(fleet *activity.Fleet) []Count {
 	sums := make(map[activity.Series]Count)
 	for _, i := range fleet.Instances {

@@ -243,7 +243,6 @@ func tlsConfig(o Options) (*tls.Config, error) {
 	return config, nil
 }
 
-// A target is where to connect.
 type target struct {
 	network, address   string // of the connection
 	scheme, host, path string // of requests; the path has no slash at its end

@@ -115,7 +115,6 @@ func text(err error) string {
 	return err.Error()
 }
 
-// A view is what a template shows.
 type view struct {
 	Page     page
 	Pages    []page
@@ -128,7 +127,6 @@ type view struct {
 	Body     any
 }
 
-// write sends a page that is made from the template of this name.
 func (h *Handler) write(w http.ResponseWriter, status int, name string, v view, q *http.Request) {
 	v.Pages, v.Version, v.HasToken = pages, h.Version, len(h.API.Token) > 0
 	if v.Page.path != "" {
@@ -145,7 +143,6 @@ func (h *Handler) write(w http.ResponseWriter, status int, name string, v view, 
 	_, _ = w.Write(body.Bytes())
 }
 
-// fail sends a page about an error.
 func (h *Handler) fail(w http.ResponseWriter, q *http.Request, status int, err error) {
 	h.write(w, status, "problem", view{Page: page{Title: http.StatusText(status)}, Problem: err.Error()}, q)
 }
@@ -197,7 +194,6 @@ func redirect(w http.ResponseWriter, to string) {
 //go:embed assets pages
 var files embed.FS
 
-// An asset is a file with its ETag.
 type asset struct {
 	text []byte
 	tag  string

@@ -75,7 +75,6 @@ func number(v float64) string {
 	return strconv.FormatFloat(v, 'f', 2, 64)
 }
 
-// value writes a number of a chart with its unit.
 func value(v float64, unit string) string {
 	if v < 0 {
 		return "–"
@@ -144,7 +143,6 @@ func clock(t time.Time) string {
 	return t.UTC().Format("2006-01-02 15:04") + " UTC"
 }
 
-// ago writes how long ago a time was.
 func ago(t time.Time) string { return after(max(time.Since(t).Milliseconds(), 1)) }
 
 // spanText writes how long ago a row of a chart's table ended.
@@ -199,7 +197,6 @@ func width(part, all any) string {
 // deref returns what a pointer points to, for comparisons.
 func deref(p any) any { return reflect.ValueOf(p).Elem().Interface() }
 
-// shareText writes a part of all in percent.
 func shareText(part, all uint64) string { return percent(share(part, all)) }
 
 // A limitCounts has the counts of a limit, a shadow or a candidate in the last minute.

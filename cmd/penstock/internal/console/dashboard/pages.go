@@ -42,7 +42,6 @@ func init() {
 	}
 }
 
-// An overview has the current counts and charts.
 type overview struct {
 	Span       string   // seconds or minutes
 	Rule       string   // only this rule in the chart of requests; "": all
@@ -159,7 +158,6 @@ func ratesOf(counts []adminapi.Count) (r rates) {
 	return r
 }
 
-// A limitRow has the counts of a limit in the last minute.
 type limitRow struct {
 	Rule, Limit                   string
 	Allowed, Denied, Near, Waited uint64
@@ -313,7 +311,6 @@ func (h *Handler) receiveReset(w http.ResponseWriter, q *http.Request) {
 	h.write(w, status, "key", view{Page: pages[i], Viewer: v, Body: body, Problem: text(err)}, q)
 }
 
-// An explainBody is a form with its report.
 type explainBody struct {
 	URL, Method, From, Headers string
 	Report                     *explain.Report // nil if no request was entered
@@ -339,7 +336,6 @@ func (h *Handler) explain(ctx context.Context, v adminapi.Viewer, q url.Values) 
 	return body, err
 }
 
-// A healthBody is the health of the instance, of the store and of other instances.
 type healthBody struct {
 	Store     adminapi.StoreState
 	Instances adminapi.Instances

@@ -61,7 +61,6 @@ func Servers(ctx context.Context, store *redisstore.Store) ([]Server, error) {
 // maxInfoBytes bounds a reply of INFO, in bytes. A usual one has less than 20,000.
 const maxInfoBytes = 1 << 20
 
-// parseInfo reads a reply of infoLua.
 func parseInfo(text string) (Server, error) {
 	if len(text) > maxInfoBytes {
 		return Server{}, fmt.Errorf("the info script replied %d bytes; the most is %d", len(text), maxInfoBytes)

@@ -11,7 +11,6 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// The bounds of summaries.
 const (
 	MaxSummary   = 16 << 10 // bytes of a text
 	MaxSummaries = 100      // texts that ReadSummaries returns
@@ -79,7 +78,6 @@ func ReadSummaries(ctx context.Context, store *redisstore.Store) (all []Summary,
 	return all, instances, nil
 }
 
-// parseSummaries reads a reply of readSummariesLua.
 func parseSummaries(reply string) (all []Summary, instances int, err error) {
 	head, rest, _ := strings.Cut(reply, "\n")
 	if instances, err = strconv.Atoi(head); err != nil {

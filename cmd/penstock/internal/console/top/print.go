@@ -51,7 +51,6 @@ func (s *Snapshot) Print(v View) []string {
 	return p.lines
 }
 
-// A printer makes the lines of a snapshot.
 type printer struct {
 	View     // with the Width of tables, which is at least minWidth, even if maxLine is smaller
 	snapshot *Snapshot
@@ -136,7 +135,6 @@ func (p *printer) printStore() {
 	}
 }
 
-// maxExcess is how many limits printExcess names.
 const maxExcess = 8
 
 // printExcess prints how much more than their limits the instances may admit while the store fails,
@@ -189,7 +187,6 @@ func (p *printer) printWrapped(text string) {
 	p.printLine("%s", string(rest))
 }
 
-// Widths of columns.
 const (
 	rateWidth   = 16 // RATE, with a space after it
 	numberWidth = 10 // all columns with numbers
@@ -250,7 +247,6 @@ func tierTitle(r adminapi.Rate) string { return "  tier " + r.Tier }
 // memoryStore is the name of the store in the instance's memory.
 const memoryStore = "memory"
 
-// titleOf returns the title of a limit's row.
 func titleOf(rule string, l *adminapi.Limit) string {
 	if l.Kind == keylimits.Shadow {
 		return rule + "." + l.Name + " (shadow)"

@@ -10,7 +10,6 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// The bounds of attributes.
 const (
 	maxMethod      = 32        // bytes
 	maxHost        = 300       // bytes
@@ -65,7 +64,6 @@ func (a *attributes) Address() netip.Addr { return a.address }
 // obstacleTo refuses the request if a limit charges by the size.
 func (a *attributes) BodySize() int64 { return max(a.bodySize, 0) }
 
-// readAttributes validates attributes and converts them to the form that rules read.
 func readAttributes(m *penstockv1.Attributes, paths policy.Paths) (*attributes, error) {
 	a := &attributes{bodySize: -1}
 	if err := a.readMethod(m.GetMethod()); err != nil {

@@ -15,7 +15,6 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// maxBatch is the largest number of requests in a batch.
 const maxBatch = 1000
 
 // CheckBatch implements the service, for callers that have been authenticated.
@@ -164,7 +163,6 @@ func (s *Service) checkTogether(ctx context.Context, r *penstockv1.CheckBatchReq
 	return all, nil
 }
 
-// evaluateRule finds the charges of a check that names a rule.
 func (check *validCheck) evaluateRule(rules *policy.Rules, v *policy.Evaluation) error {
 	return rules.EvaluateRule(check.rule.Rule, check.rule.Key, check.rule.Cost, check.rule.CanEnd, v)
 }

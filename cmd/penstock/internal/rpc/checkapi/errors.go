@@ -89,7 +89,6 @@ func (f *failure) GRPCStatus() *status.Status {
 	return s
 }
 
-// codeNames has the name in JSON of each code that a failure can have.
 var codeNames = map[codes.Code]string{
 	codes.InvalidArgument: "invalid_argument", codes.Unauthenticated: "unauthenticated", codes.PermissionDenied: "permission_denied",
 	codes.NotFound: "not_found", codes.FailedPrecondition: "failed_precondition", codes.Unavailable: "unavailable",

@@ -18,7 +18,6 @@ func (s *Service) Register(r grpc.ServiceRegistrar) {
 	penstockv1.RegisterLimitServiceServer(r, grpcServer{service: s})
 }
 
-// A grpcServer serves the calls of a Service over gRPC and authenticates the callers.
 type grpcServer struct {
 	penstockv1.UnimplementedLimitServiceServer
 	service *Service

@@ -100,7 +100,6 @@ const renewalSerial = 1
 
 var errNoSlots = failf(codes.FailedPrecondition, "the policy does not have the limit of this hold any more; acquire again")
 
-// slots are the charges that hold slots.
 type slots []penstock.Charge
 
 // slots returns those charges of a hold whose limits the policy still has.

@@ -19,7 +19,6 @@ import (
 // MaxBody is the largest body of a request over HTTP, in bytes.
 const MaxBody = 1 << 20
 
-// statuses has the HTTP status for the code of a failure.
 var statuses = map[codes.Code]int{
 	codes.InvalidArgument: http.StatusBadRequest, codes.Unauthenticated: http.StatusUnauthorized, codes.PermissionDenied: http.StatusForbidden,
 	codes.NotFound: http.StatusNotFound, codes.FailedPrecondition: http.StatusConflict, codes.Unavailable: http.StatusServiceUnavailable,

@@ -50,7 +50,6 @@ const (
 // by six bytes.
 const maxIDLength = 768 << 10
 
-// An idCipher makes ids and reads them.
 type idCipher struct{ aead cipher.AEAD }
 
 func newIDCipher(secret []byte) *idCipher {

@@ -62,7 +62,6 @@ func checkSyntax(text []byte) error {
 	return invalid("the body", "it is not JSON from byte %d on", err.Offset-1)
 }
 
-// A tokenReader reads the tokens of valid JSON.
 type tokenReader struct{ rest []byte }
 
 // next returns the next token: a bracket, or the text of a string, a number, true, false or null.

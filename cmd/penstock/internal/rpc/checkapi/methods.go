@@ -9,7 +9,6 @@ import (
 	"github.com/penstock/penstock/grpclimit/penstockv1"
 )
 
-// A method is one call of the service.
 type method struct {
 	name        string // as in the proto file
 	path        string // of the URL

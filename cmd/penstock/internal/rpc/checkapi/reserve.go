@@ -168,7 +168,6 @@ func (s *Service) onlyOnce(t *idContent, key string) (penstock.Charge, error) {
 	return penstock.Charge{Key: key, Plan: plan, Cost: 1}, err
 }
 
-// correctTimeout bounds the time of a correction.
 const correctTimeout = 2 * time.Second
 
 // correct sends a batch that can be made only once. isDone is false if the batch was made before.

@@ -27,7 +27,6 @@ func StatedAlgorithms() []*algorithm.Algorithm {
 	return slices.DeleteFunc(algorithm.All(), func(a *algorithm.Algorithm) bool { return a.OwnsRefunds() && !a.NeedsHolder() })
 }
 
-// The bounds of limits that callers state.
 const (
 	maxStated      = 16                // limits of one request
 	maxRateText    = 64                // bytes
@@ -57,7 +56,6 @@ type statedLimit struct {
 	spec  spec
 }
 
-// statedLimits caches compiled limits.
 type statedLimits struct {
 	rule     *policy.Rule // the rule of all stated limits in events
 	compiled cache.Cache[spec, *statedLimit]

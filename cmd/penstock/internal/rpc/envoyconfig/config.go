@@ -113,7 +113,6 @@ func (l *Limit) valueAt(i int) string {
 // A Unit is the period of a limit. The numbers are those of the protocol.
 type Unit int32
 
-// The units.
 const (
 	UnitUnknown Unit = iota
 	Second

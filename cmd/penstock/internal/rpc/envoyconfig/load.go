@@ -28,7 +28,6 @@ type Options struct {
 	MergeDomains bool
 }
 
-// The bounds of a configuration.
 const (
 	maxFileSize = 2 << 20   // bytes; the parsers may take 400 times as much memory
 	maxMistakes = 100       // errors that are reported
@@ -150,7 +149,6 @@ func (l *loader) decode(content []byte) (*yamlRoot, error) {
 
 var yamlLine = regexp.MustCompile(`line (\d+): `)
 
-// failYAML reports the errors of the decoder with their lines.
 func (l *loader) failYAML(err error) {
 	const remedy = "correct the file"
 	texts := []string{strings.TrimPrefix(err.Error(), "yaml: ")}

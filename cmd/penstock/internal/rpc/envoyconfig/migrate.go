@@ -64,7 +64,6 @@ const policyHead = `# Made by penstock migrate envoy-ratelimit.
 #   - A descriptor in deny is always denied, even if it has further entries.
 `
 
-// A policyWriter writes a policy file.
 type policyWriter struct {
 	b      strings.Builder
 	names  map[string]bool // of rules

@@ -17,7 +17,6 @@ import (
 	"github.com/penstock/penstock/internal/panicked"
 )
 
-// The bounds of a folder.
 const (
 	maxFiles      = 10_000
 	maxFolderSize = 64 << 20 // bytes of all files

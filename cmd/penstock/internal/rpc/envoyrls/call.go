@@ -35,7 +35,6 @@ type call struct {
 	evaluation policy.Evaluation
 }
 
-// An appliedLimit is a limit that applies to a descriptor.
 type appliedLimit struct {
 	descriptorIndex int // in the request
 	kind            kind
@@ -398,7 +397,6 @@ func (c *call) findSameCounter(it *appliedLimit, earlier []int) *appliedLimit {
 	return nil
 }
 
-// sharesCounter reports whether two limits charge the same counter.
 func (it *appliedLimit) sharesCounter(other *appliedLimit) bool {
 	p, q := it.limit.probe, other.limit.probe
 	return it.key == other.key && p.Name() == q.Name() && p.Group() == q.Group()

@@ -38,7 +38,6 @@ type coalescer struct {
 	waitingCalls []*waitingCall // in the order of their arrival
 }
 
-// A waitingCall is a call of a coalescer.
 type waitingCall struct {
 	message  Message
 	deadline time.Time // zero: none

@@ -5,7 +5,6 @@ import "fmt"
 // A Code is the class of an Error. The numbers are those of gRPC.
 type Code uint32
 
-// The codes.
 const (
 	InvalidArgument    Code = 3
 	FailedPrecondition Code = 9 // there is no configuration yet

@@ -11,7 +11,6 @@ import (
 // A Dialect is a format of rate limit headers.
 type Dialect string
 
-// The dialects.
 const (
 	// DialectPlain is the format of envoyproxy/ratelimit (LIMIT_RESPONSE_HEADERS_ENABLED). It shows
 	// the last limit without quota_mode that denies, or else the one with the fewest requests left:

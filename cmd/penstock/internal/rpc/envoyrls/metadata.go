@@ -2,7 +2,6 @@ package envoyrls
 
 import "fmt"
 
-// metadata returns the dynamic metadata of the response.
 func (c *call) metadata() map[string]any {
 	r := c.request
 	descriptors := make([]any, len(r.Descriptors))

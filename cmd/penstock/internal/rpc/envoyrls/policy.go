@@ -74,7 +74,6 @@ var (
 	errOnStatus = errors.New("it has a limit with on_status and a descriptor, and Envoy does not report the status of a response; omit on_status")
 )
 
-// limitOf returns the compiled form of a limit of the policy.
 func (s *ruleset) limitOf(l *policy.Limit, plan *penstock.Plan) (*limit, error) {
 	s.mu.RLock()
 	known := s.plans[plan]

@@ -106,7 +106,6 @@ type listedMessage struct {
 	admission   admission.Admission
 }
 
-// errPanic is the error of a call whose decision panicked.
 var errPanic = status.Error(codes.Internal, panicked.Message)
 
 // finish sets the result of a message after its call was decided, and releases the call.
@@ -366,7 +365,6 @@ func (in *decoder) string(f field) (string, error) {
 	return text, nil
 }
 
-// appendTo appends the encoded message.
 func (r *Response) appendTo(b []byte) ([]byte, error) {
 	b = appendVarint(b, responseCode, uint64(codeOf(r.IsOver)))
 	for i := range r.Statuses {

@@ -195,7 +195,6 @@ func (c *Client) use(resources []*anypb.Any) error {
 
 var errResourceType = errors.New("the resource is not a RateLimitConfig")
 
-// load converts resources to files and loads them.
 func load(resources []*anypb.Any, mergeDomains bool) (*envoyconfig.Config, error) {
 	files := make([]envoyconfig.File, 0, len(resources))
 	for i, r := range resources {

@@ -151,7 +151,6 @@ func addressOf(a *corev3.Address) string {
 	return ""
 }
 
-// A recorder holds the response of forwardauth.
 type recorder struct {
 	status int
 	header http.Header

@@ -51,7 +51,6 @@ type chargeNote struct {
 	reportTwice func()      // called if a limit here decides the request in the store too; nil: no other instance has charged it
 }
 
-// noteKey is the key of the chargeNote in a context.
 type noteKey struct{}
 
 // NoteCharges returns a context in which Observe notes what limits decide about the request. Then

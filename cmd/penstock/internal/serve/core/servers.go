@@ -150,7 +150,6 @@ func withServer(m redisops.Memory, line ...any) []any {
 	return line
 }
 
-// latestHealth returns what the latest read has found.
 func (m *storeMonitor) latestHealth() metrics.StoreHealth {
 	if found := m.latest.Load(); found != nil {
 		return *found

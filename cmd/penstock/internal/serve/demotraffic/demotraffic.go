@@ -73,7 +73,6 @@ func Run(ctx context.Context, target string) {
 	})
 }
 
-// A source is one kind of requests.
 type source struct {
 	rate   float64 // requests a second
 	choose func() (method, path, key string)

@@ -6,7 +6,6 @@ import (
 	"github.com/penstock/penstock/internal/regions"
 )
 
-// A regionCollector collects the series of the other regions.
 type regionCollector func() []regions.Status
 
 func newRegionSeries(name, help string) *prometheus.Desc {

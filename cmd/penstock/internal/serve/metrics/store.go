@@ -24,7 +24,6 @@ type StoreHealth struct {
 // StoreRights are the rights that the metrics of the store need, besides those of decisions.
 var StoreRights = []string{"dbsize", "info", "scan"}
 
-// A storeCollector collects the series of the store's servers.
 type storeCollector struct {
 	metrics *Metrics
 	health  func() StoreHealth

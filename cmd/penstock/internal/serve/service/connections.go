@@ -22,7 +22,6 @@ func limitConnections(l net.Listener, limit int, onFull func()) *limitedListener
 	return &limitedListener{Listener: l, open: make(chan struct{}, limit), onFull: onFull, closed: make(chan struct{})}
 }
 
-// A limitedListener is what limitConnections returns.
 type limitedListener struct {
 	net.Listener
 	open   chan struct{} // an element for each open connection
@@ -111,7 +110,6 @@ func (l *limitedListener) wrap(conn net.Conn) (net.Conn, error) {
 	return nil, fmt.Errorf("unknown type of connection %T", conn)
 }
 
-// connections returns how many connections are open.
 func (l *limitedListener) connections() int { return int(l.inUse.Load()) }
 
 func (l *limitedListener) Close() error {

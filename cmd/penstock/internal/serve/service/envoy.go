@@ -293,7 +293,6 @@ func (s *service) fanOut(ctx context.Context, from <-chan os.Signal) (a, b <-cha
 	return both[0], both[1]
 }
 
-// registerEnvoy serves Envoy's rate limit service by gRPC.
 func registerEnvoy(s *service, to grpc.ServiceRegistrar) error {
 	if s.envoy != nil {
 		envoyrls.Register(to, s.envoy.engine, s.Telemetry.HasTraces())

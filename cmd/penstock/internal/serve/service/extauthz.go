@@ -7,7 +7,6 @@ import (
 	"github.com/penstock/penstock/httplimit/forwardauth"
 )
 
-// registerExtAuthz serves Envoy's ext_authz filter.
 func (s *service) registerExtAuthz(r grpc.ServiceRegistrar) error {
 	server, err := extauthz.New(s.core.Controller, forwardauth.Options{Misused: s.misused})
 	if err != nil {

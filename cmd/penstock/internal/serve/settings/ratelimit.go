@@ -110,7 +110,6 @@ func (r *ratelimitTranslation) setListeners() {
 	}
 }
 
-// setLimitSource sets the folder of the limits, or the control plane that sends them.
 func (r *ratelimitTranslation) setLimitSource() {
 	switch kind := r.get("CONFIG_TYPE", "FILE"); kind {
 	case "FILE":
@@ -124,7 +123,6 @@ func (r *ratelimitTranslation) setLimitSource() {
 	r.flags["envoy-merge-domains"] = strconv.FormatBool(r.isTrue("MERGE_DOMAIN_CONFIG"))
 }
 
-// setControlPlane sets the control plane that sends the limits.
 func (r *ratelimitTranslation) setControlPlane() {
 	r.flags["envoy-xds"] = r.get("CONFIG_GRPC_XDS_SERVER_URL", "localhost:18000")
 	r.flags["envoy-xds-node"] = r.get("CONFIG_GRPC_XDS_NODE_ID", "default")

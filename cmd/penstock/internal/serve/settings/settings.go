@@ -114,7 +114,6 @@ func (g givenValue) from() string {
 	return fromDefault
 }
 
-// fromDefault is the source of a value that was not given.
 const fromDefault = "default"
 
 // Source returns the source of a setting's value: "--upstream", "PENSTOCK_UPSTREAM",

@@ -67,7 +67,6 @@ func schemeOf(r *http.Request) string {
 	return "http"
 }
 
-// A statusWriter records the status of a response.
 type statusWriter struct {
 	http.ResponseWriter
 	code int // 0: none yet
