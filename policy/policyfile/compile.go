@@ -100,7 +100,6 @@ func Parse(name string, text []byte, env func(string) (string, bool), o Options)
 	return config.compile()
 }
 
-// The bounds of a policy.
 const (
 	maxRules        = 10_000
 	maxCombinations = 100_000 // combinations of a path and a host, in all rules
@@ -197,20 +196,12 @@ func (c *compiler) checkWord(p *string, field string, words []string) string {
 	return *p
 }
 
-// warn records a warning about the value that p points to.
 func (c *compiler) warn(p any, format string, args ...any) {
-	c.warnings = append(c.warnings, c.newRemark(p, format, args...))
+	c.warnings = append(c.warnings, c.newError(c.positions[p], format, args...))
 }
 
-// hint records a hint about the value that p points to.
 func (c *compiler) hint(p any, format string, args ...any) {
-	c.hints = append(c.hints, c.newRemark(p, format, args...))
-}
-
-// newRemark returns a warning or a hint about the value that p points to.
-func (c *compiler) newRemark(p any, format string, args ...any) *Error {
-	at := c.positions[p]
-	return &Error{File: c.file, Line: at.line, Column: at.column, Message: wording.ClipAt(c.mask.apply(fmt.Sprintf(format, args...)), maxMessageBytes)}
+	c.hints = append(c.hints, c.newError(c.positions[p], format, args...))
 }
 
 // placeOf returns the pointer at which to report a mistake of the value that p points to. If the

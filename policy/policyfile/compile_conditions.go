@@ -95,7 +95,6 @@ func (c *compiler) compileCondition(clauses conditionConfig, field string) (when
 	return when
 }
 
-// tierNames returns the names of the tiers, in the order of the file.
 func (c *compiler) tierNames() (names []string) {
 	for _, t := range c.spec.Tiers {
 		names = append(names, t.Name)
@@ -103,7 +102,6 @@ func (c *compiler) tierNames() (names []string) {
 	return names
 }
 
-// compileTest compiles the values that a source may have.
 func (c *compiler) compileTest(source policy.Source, values *valuesConfig) policy.Test {
 	t := policy.Test{Source: source}
 	// add adds a value that was written at p. For a value from a file of values, the parameter where

@@ -47,7 +47,6 @@ func (c *compiler) compileCosts(l *policy.Limit, config *limitConfig) {
 	c.checkCost(l, cost, c.placeOf(config, cost), "the limit")
 }
 
-// compileMethodCosts compiles the costs by method.
 func (c *compiler) compileMethodCosts(l *policy.Limit, cost *costConfig) {
 	if len(cost.Methods) == 0 {
 		c.fail(&cost.Methods, "no method is named; write the cost of each, as in {POST: 5, default: 1}")
@@ -174,7 +173,6 @@ func (c *compiler) compileOnStatus(l *policy.Limit, config *limitConfig) {
 	}
 }
 
-// countsNoResponse is the message for a limit with on_status and count_denied.
 const countsNoResponse = "on_status counts requests by their responses, and a denied request has no response; remove count_denied or on_status"
 
 func (c *compiler) checkPatience(l *policy.Limit, config *limitConfig) {

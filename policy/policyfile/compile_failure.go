@@ -13,7 +13,6 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// The bounds of guards.
 const (
 	minLeasableCapacity = 8 // the smallest capacity of a leased limit, in units; a lease draws at most a quarter of it
 	maxDenyCacheTTL     = 24 * time.Hour
@@ -50,7 +49,6 @@ func shadowSettings(s guard.Settings) guard.Settings {
 
 var failureModes = map[string]guard.FailureMode{"local": guard.FailLocal, "open": guard.FailOpen, "closed": guard.FailClosed}
 
-// compileOnFailure compiles what happens while the store gives no answer.
 func (c *compiler) compileOnFailure(p *string) guard.FailureMode {
 	return failureModes[c.checkWord(p, "on_failure", fieldvalues.OnFailure)]
 }
@@ -114,7 +112,6 @@ func (c *compiler) compileLease(l *policy.Limit, config *limitConfig) {
 	}
 }
 
-// largestCapacity returns the capacity of the largest variant, in units.
 func largestCapacity(l *policy.Limit) (most int64) {
 	for i := range l.Variants {
 		most = max(most, l.Variants[i].Capacity())

@@ -40,7 +40,6 @@ type identityState struct {
 	isBeingCompiled bool
 }
 
-// compileIdentity compiles a named identity once.
 func (c *compiler) compileIdentity(s *identityState) *policy.Identity {
 	if s.isBeingCompiled {
 		c.fail(&s.entry.Name, "identity %s refers to itself; write its parts", s.entry.Name)
@@ -89,7 +88,6 @@ func (c *compiler) compileIdentityConfig(config *identityConfig) *policy.Identit
 	return c.compileSimple(config)
 }
 
-// An identityNote is what the compiler keeps about an identity.
 type identityNote struct {
 	source    *string // where its source was written; nil for a compound identity
 	partCount int     // the number of its parts, at any depth; 0 if it has a source
@@ -138,7 +136,6 @@ func (c *compiler) suggestIdentity(name string) string {
 	return hint + ", or write a part of the request, as in {key: header X-API-Key}"
 }
 
-// isHeaderLike reports whether a text is probably the name of a header.
 func isHeaderLike(name string) bool {
 	word, _, hasHyphen := strings.Cut(name, "-")
 	_, isSource := sourceWords[word]

@@ -10,7 +10,6 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// checkBeforeAuth checks that a rule can be decided before a token is verified.
 func (c *compiler) checkBeforeAuth(r *policy.Rule, config *ruleConfig) {
 	at := &config.BeforeAuth
 	r.BeforeAuth = true
@@ -39,7 +38,6 @@ func (c *compiler) checkBeforeAuth(r *policy.Rule, config *ruleConfig) {
 	}
 }
 
-// compileNewIdentities compiles how many new identities an address may send to a rule.
 func (c *compiler) compileNewIdentities(r *policy.Rule, config *ruleConfig) {
 	at := &config.NewIdentities
 	canCountInvented := func(l *policy.Limit) bool { return !l.Shadow && len(l.Key.Invented()) > 0 }

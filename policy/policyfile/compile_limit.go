@@ -37,7 +37,6 @@ func (c *compiler) compileLimit(r *policy.Rule, ruleConfig *ruleConfig, config *
 	return l
 }
 
-// compileKey returns the identity that a limit counts by.
 func (c *compiler) compileKey(r *policy.Rule, ruleConfig *ruleConfig, config *limitConfig) *policy.Identity {
 	per := &config.Per
 	if !per.isSet() {
@@ -211,19 +210,13 @@ func (c *compiler) tiersOf(s shape) (tiers []string, ok bool) {
 		return nil, false
 	}
 	for _, p := range []*tierTexts{s.rate, s.burst, s.inFlight} {
-		c.checkTiersOf(p, tiers)
-	}
-	return tiers, true
-}
-
-// checkTiersOf reports numbers for tiers that do not exist.
-func (c *compiler) checkTiersOf(p *tierTexts, tiers []string) {
-	for i := range p.Tiers {
-		e := &p.Tiers[i]
-		if e.Name != "default" && !slices.Contains(tiers, e.Name) {
-			c.fail(&e.Name, "there is no tier %q; %s", wording.Clip(e.Name), suggestOf(e.Name, tiers))
+		for i := range p.Tiers {
+			if e := &p.Tiers[i]; e.Name != "default" && !slices.Contains(tiers, e.Name) {
+				c.fail(&e.Name, "there is no tier %q; %s", wording.Clip(e.Name), suggestOf(e.Name, tiers))
+			}
 		}
 	}
+	return tiers, true
 }
 
 // textFor returns the text for a tier, and a pointer to where it was written.

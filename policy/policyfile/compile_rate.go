@@ -15,17 +15,9 @@ import (
 	"github.com/penstock/penstock/internal/wording"
 )
 
-// isCalendar reports whether a rate is for calendar periods.
 func (p *tierTexts) isCalendar() bool {
-	if calendarRate.MatchString(p.All) {
-		return true
-	}
-	for _, e := range p.Tiers {
-		if calendarRate.MatchString(e.Value) {
-			return true
-		}
-	}
-	return false
+	isInTier := func(e namedEntry[string]) bool { return calendarRate.MatchString(e.Value) }
+	return calendarRate.MatchString(p.All) || slices.ContainsFunc(p.Tiers, isInTier)
 }
 
 const defaultSubWindows = 10
@@ -183,9 +175,11 @@ var algorithms = func() map[string]*algorithm.Algorithm {
 func (c *compiler) knownAlgorithms(own []*algorithm.Algorithm) map[string]*algorithm.Algorithm {
 	known := maps.Clone(algorithms)
 	for _, a := range own {
-		switch taken, isTaken := known[titleOrEmpty(a)]; {
-		case a == nil:
+		if a == nil {
 			c.fail(c.config, "Options.Algorithms has a nil; remove it")
+			continue
+		}
+		switch taken, isTaken := known[a.Title()]; {
 		case taken != nil && taken.Title() != a.Title(): // gcra
 			c.fail(c.config, "Options.Algorithms has an algorithm called %[1]q, which policies read as %[2]s; give it another title, such as my-%[1]s", a.Title(), taken.Title())
 		case isTaken:
@@ -195,13 +189,6 @@ func (c *compiler) knownAlgorithms(own []*algorithm.Algorithm) map[string]*algor
 		}
 	}
 	return known
-}
-
-func titleOrEmpty(a *algorithm.Algorithm) string {
-	if a == nil {
-		return ""
-	}
-	return a.Title()
 }
 
 // compileAlgorithm returns the algorithm of a limit. calendar is the calendar period of its rate,

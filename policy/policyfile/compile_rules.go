@@ -125,7 +125,6 @@ func (c *compiler) checkBatchSize() {
 	}
 }
 
-// countersOf returns how many counters a rule's limits have.
 func countersOf(r *policy.Rule) (n int) {
 	for _, l := range r.Limits {
 		n += max(l.Guard.SplitInto, 1)
@@ -186,21 +185,12 @@ func (c *compiler) checkLimitName(r *policy.Rule, l *policy.Limit, config *limit
 		case l.Name == "":
 		case l.Name == other.Name:
 			c.fail(at, "rule %s has two limits called %q; give one another name", wording.Clip(r.Name), wording.Clip(l.Name))
-		case haveSameTag(l, other):
+		case len(l.Variants) > 0 && len(other.Variants) > 0 && l.Variants[0].Tag() == other.Variants[0].Tag():
 			c.fail(at, "the store cannot distinguish limits %q and %q of rule %s, because their names have the same hash by chance; rename one of them", wording.Clip(l.Name), wording.Clip(other.Name), wording.Clip(r.Name))
 		case l.Name == candidateName(other), candidateName(l) != "" && candidateName(l) == other.Name:
 			c.fail(at, "rule %s has a limit with the name of another limit's candidate, which ends with .candidate; rename one of the two limits", wording.Clip(r.Name))
 		}
 	}
-}
-
-// haveSameTag reports whether a store would keep one counter for two limits of a rule, because the
-// hashes of their names are equal.
-func haveSameTag(a, b *policy.Limit) bool {
-	if len(a.Variants) == 0 || len(b.Variants) == 0 {
-		return false
-	}
-	return a.Variants[0].Tag() == b.Variants[0].Tag()
 }
 
 func (c *compiler) compileMatch(r *policy.Rule, config *matchConfig) (matchers []*placedMatcher) {

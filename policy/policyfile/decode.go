@@ -65,11 +65,13 @@ type position struct{ line, column int }
 
 // fail reports a mistake at the value that p points to, unless that value could not be read.
 func (r *reporter) fail(p any, format string, args ...any) {
-	if r.unreadable[p] {
-		return
+	if !r.unreadable[p] {
+		r.mistakes = append(r.mistakes, r.newError(r.positions[p], format, args...))
 	}
-	at := r.positions[p]
-	r.mistakes = append(r.mistakes, &Error{File: r.file, Line: at.line, Column: at.column, Message: wording.ClipAt(r.mask.apply(fmt.Sprintf(format, args...)), maxMessageBytes)})
+}
+
+func (r *reporter) newError(at position, format string, args ...any) *Error {
+	return &Error{File: r.file, Line: at.line, Column: at.column, Message: wording.ClipAt(r.mask.apply(fmt.Sprintf(format, args...)), maxMessageBytes)}
 }
 
 // isMisnamed reports whether an unknown field of the struct that p points to was probably meant as
@@ -108,12 +110,18 @@ type decoder struct {
 	currentOptions fieldOptions // of the field that is being read
 }
 
-// recordPosition records the position of the value that p points to.
 func (d *decoder) recordPosition(p any, n *yaml.Node) { d.positions[p] = position{n.Line, n.Column} }
 
 // fail reports a mistake at the position of a node.
 func (d *decoder) fail(n *yaml.Node, format string, args ...any) {
-	d.mistakes = append(d.mistakes, &Error{File: d.file, Line: n.Line, Column: n.Column, Message: wording.ClipAt(d.mask.apply(fmt.Sprintf(format, args...)), maxMessageBytes)})
+	d.mistakes = append(d.mistakes, d.newError(position{n.Line, n.Column}, format, args...))
+}
+
+// reject reports a mistake at the position of a node, and marks the value that p points to as
+// unreadable.
+func (d *decoder) reject(n *yaml.Node, p any, format string, args ...any) {
+	d.fail(n, format, args...)
+	d.markUnreadable(p)
 }
 
 // parse returns the root of a YAML text. In it, each alias is replaced by the value that it names.
@@ -353,21 +361,18 @@ type selfDecoder interface {
 // decodeValue decodes a node into the value that p points to.
 func (d *decoder) decodeValue(n *yaml.Node, p any) {
 	if d.depth++; d.depth > maxDepth {
-		d.fail(n, "the file is nested more than %d levels deep; no policy needs that", maxDepth)
-		d.markUnreadable(p)
+		d.reject(n, p, "the file is nested more than %d levels deep; no policy needs that", maxDepth)
 		d.depth--
 		return
 	}
 	defer func() { d.depth-- }()
 	d.recordPosition(p, n)
 	if n.Kind == yaml.ScalarNode && n.Tag == "!!null" {
-		d.fail(n, "the value is missing; write one, or remove the line")
-		d.markUnreadable(p)
+		d.reject(n, p, "the value is missing; write one, or remove the line")
 		return
 	}
 	if n.Tag != "" && !slices.Contains(plainTags, n.Tag) {
-		d.fail(n, "the tag %s is not known; remove it", wording.Clip(n.Tag))
-		d.markUnreadable(p)
+		d.reject(n, p, "the tag %s is not known; remove it", wording.Clip(n.Tag))
 		return
 	}
 	if c, ok := p.(selfDecoder); ok {
@@ -396,11 +401,9 @@ func (d *decoder) decodePlain(n *yaml.Node, v reflect.Value) {
 	case v.Kind() == reflect.Slice:
 		d.decodeList(n, v)
 	case n.Kind == yaml.MappingNode && d.currentOptions.isHeaders:
-		d.fail(n, "a header field is one text in quotes; write %s", suggestHeaders(n))
-		d.markUnreadable(v.Addr().Interface())
+		d.reject(n, v.Addr().Interface(), "a header field is one text in quotes; write %s", suggestHeaders(n))
 	case n.Kind != yaml.ScalarNode:
-		d.fail(n, "expected one value, found %s; write the value alone", describeNode(n))
-		d.markUnreadable(v.Addr().Interface())
+		d.reject(n, v.Addr().Interface(), "expected one value, found %s; write the value alone", describeNode(n))
 	default:
 		d.decodeScalar(n, v)
 	}
@@ -419,12 +422,10 @@ func (d *decoder) decodeList(n *yaml.Node, v reflect.Value) {
 		return
 	}
 	if isTexts && len(n.Content) == 0 && !d.currentOptions.canBeEmpty {
-		d.fail(n, "the list is empty; add values, or remove the line")
-		d.markUnreadable(p)
+		d.reject(n, p, "the list is empty; add values, or remove the line")
 	}
 	if n.Kind != yaml.SequenceNode {
-		d.fail(n, "expected a list, found %s; %s", describeNode(n), suggestList(n, reflect.New(v.Type().Elem()).Interface()))
-		d.markUnreadable(p)
+		d.reject(n, p, "expected a list, found %s; %s", describeNode(n), suggestList(n, reflect.New(v.Type().Elem()).Interface()))
 		return
 	}
 	v.Set(reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content)))
@@ -435,8 +436,7 @@ func (d *decoder) decodeList(n *yaml.Node, v reflect.Value) {
 
 func (d *decoder) decodeScalar(n *yaml.Node, v reflect.Value) {
 	if wrong := d.setScalar(n, v); wrong != "" {
-		d.fail(n, "%s", wrong)
-		d.markUnreadable(v.Addr().Interface())
+		d.reject(n, v.Addr().Interface(), "%s", wrong)
 	}
 }
 
@@ -568,15 +568,14 @@ func fieldsIn(p any) map[string]field {
 // sections are the sections of the file, if the fields are those of the file.
 func suggestPlace(name string, known map[string]field, sections []Section) string {
 	places := []struct {
-		field    string
-		contents any // a pointer
-		isList   bool
+		field, form string
+		contents    any // a pointer
 	}{
-		{field: "limits", contents: new(limitConfig), isList: true},
-		{field: "match", contents: new(matchConfig)},
-		{field: "rules", contents: new(ruleConfig), isList: true},
-		{field: "cost", contents: new(costConfig)},
-		{field: "tokens", contents: new(jwt.Config)},
+		{"limits", "[{%s: ...}]", new(limitConfig)},
+		{"match", "{%s: ...}", new(matchConfig)},
+		{"rules", "[{%s: ...}]", new(ruleConfig)},
+		{"cost", "{%s: ...}", new(costConfig)},
+		{"tokens", "{%s: ...}", new(jwt.Config)},
 	}
 	names := make(map[string]bool)
 	for field := range known {
@@ -587,11 +586,7 @@ func suggestPlace(name string, known map[string]field, sections []Section) strin
 	}
 	for _, place := range places {
 		if _, ok := fieldsIn(place.contents)[name]; ok && names[place.field] {
-			form := "%s: {%s: ...}"
-			if place.isList {
-				form = "%s: [{%s: ...}]"
-			}
-			return fmt.Sprintf("it belongs in %s, as in "+form, place.field, place.field, name)
+			return fmt.Sprintf("it belongs in %s, as in %[1]s: "+place.form, place.field, name)
 		}
 	}
 	for _, s := range sections {
@@ -628,8 +623,7 @@ func (d *decoder) requireMapping(n *yaml.Node, p any, instead string) bool {
 	if n.Kind == yaml.MappingNode {
 		return true
 	}
-	d.fail(n, "%s does not belong here; write %s", describeNode(n), instead)
-	d.markUnreadable(p)
+	d.reject(n, p, "%s does not belong here; write %s", describeNode(n), instead)
 	return false
 }
 

@@ -45,7 +45,6 @@ func fieldsOfTexts(t *fieldvalues.Texts) map[string]field {
 	return fields
 }
 
-// newSections copies the sections for one file.
 func newSections(prototypes []Section) (list []Section) {
 	for _, p := range prototypes {
 		fresh := reflect.New(reflect.TypeOf(p).Elem())
@@ -67,7 +66,6 @@ func (c *compiler) compileSections() {
 	}
 }
 
-// isWrittenIn reports whether the file has a key in a section.
 func (c *compiler) isWrittenIn(name, key string) bool {
 	for _, s := range c.config.sections {
 		if s.SectionName() != name {

@@ -82,7 +82,6 @@ func (k *remarkKind) note(at any, format string, args ...any) {
 	}
 }
 
-// end reports the warning or hint, if it occurred.
 func (k *remarkKind) end() {
 	switch {
 	case k.places == 1:

@@ -90,7 +90,6 @@ func (c *conditionConfig) decode(d *decoder, node *yaml.Node) {
 	c.decodeClauses(d, node.Content)
 }
 
-// decodeClauses decodes pairs of a source and its values.
 func (c *conditionConfig) decodeClauses(d *decoder, content []*yaml.Node) {
 	*c = make(conditionConfig, len(content)/2)
 	seen := make(map[string]*yaml.Node)
@@ -104,8 +103,7 @@ func (c *conditionConfig) decodeClauses(d *decoder, content []*yaml.Node) {
 			d.markUnreadable(&clause.Source)
 		}
 		if name := nestedName(clause.Source, value); ok && name != "" {
-			d.fail(key, "the name belongs beside %s; write %q with its value, as in {header X-Plan: premium}", clause.Source, clause.Source+" "+wording.Clip(name))
-			d.markUnreadable(&clause.Source)
+			d.reject(key, &clause.Source, "the name belongs beside %s; write %q with its value, as in {header X-Plan: premium}", clause.Source, clause.Source+" "+wording.Clip(name))
 			d.markUnreadable(&clause.Values)
 			continue
 		}
@@ -168,7 +166,6 @@ type identityConfig struct {
 	All    []identityConfig
 }
 
-// isSet reports whether anything was written.
 func (c *identityConfig) isSet() bool {
 	return c.Name != "" || c.Kind != "" || c.First != nil || c.All != nil
 }
@@ -187,8 +184,7 @@ func (c *identityConfig) decode(d *decoder, node *yaml.Node) {
 		return
 	}
 	if len(node.Content) == 0 {
-		d.fail(node, "the identity is missing; %s", identityForms)
-		d.markUnreadable(c)
+		d.reject(node, c, "the identity is missing; %s", identityForms)
 		return
 	}
 	if len(node.Content) != 2 {
@@ -209,8 +205,7 @@ func (c *identityConfig) decode(d *decoder, node *yaml.Node) {
 	case "all_of":
 		d.decodeValue(value, &c.All)
 	case "":
-		d.fail(key, "the kind, which is part of the key, is empty; write {KIND: SOURCE}, as in {key: header X-API-Key}")
-		d.markUnreadable(c)
+		d.reject(key, c, "the kind, which is part of the key, is empty; write {KIND: SOURCE}, as in {key: header X-API-Key}")
 		return
 	default:
 		c.Kind = kind
@@ -230,22 +225,20 @@ func (c *identityConfig) decodeSource(d *decoder, node *yaml.Node) {
 		return
 	}
 	if node.Kind == yaml.SequenceNode {
-		d.fail(node, "a list does not belong here; to combine several, write {all_of: [...]}, to take the first that is present, {first_of: [...]}")
-		d.markUnreadable(&c.Source)
+		d.reject(node, &c.Source, "a list does not belong here; to combine several, write {all_of: [...]}, to take the first that is present, {first_of: [...]}")
 		return
 	}
 	var only conditionConfig
 	d.decodeValue(node, &only)
 	if len(only) == 0 {
 		d.markUnreadable(&c.Source)
+		return
 	}
 	if len(only) > 1 {
 		d.fail(node, "there are %d sources, and there can be only one; to combine several, write {all_of: [...]}", len(only))
 	}
-	if len(only) > 0 {
-		c.Source, c.Only = only[0].Source, &only[0].Values
-		d.recordPosition(&c.Source, node.Content[0])
-	}
+	c.Source, c.Only = only[0].Source, &only[0].Values
+	d.recordPosition(&c.Source, node.Content[0])
 }
 
 // A tierTexts is one text for all tiers, or one for each.
@@ -260,8 +253,7 @@ func (p *tierTexts) decode(d *decoder, node *yaml.Node) {
 	if node.Kind == yaml.MappingNode {
 		d.decodeValue(node, &p.Tiers)
 		if len(node.Content) == 0 {
-			d.fail(node, "no tier is named; write {free: ..., premium: ...}, or one value for all")
-			d.markUnreadable(p)
+			d.reject(node, p, "no tier is named; write {free: ..., premium: ...}, or one value for all")
 		}
 		return
 	}
@@ -308,8 +300,7 @@ func (s *byteSize) decode(d *decoder, node *yaml.Node) {
 	}
 	n, ok := parseSize(text)
 	if !ok || n == 0 {
-		d.fail(node, "%q is not a size; write 512, 64KB, 10MB or 1GB", wording.Clip(text))
-		d.markUnreadable(s)
+		d.reject(node, s, "%q is not a size; write 512, 64KB, 10MB or 1GB", wording.Clip(text))
 	}
 	*s = n
 }
