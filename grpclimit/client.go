@@ -97,7 +97,6 @@ func StreamClient(limiter *penstock.Limiter, o ClientOptions) grpc.StreamClientI
 	}
 }
 
-// A clientStream charges the messages that it sends.
 type clientStream struct {
 	grpc.ClientStream
 	admit        func(message any) error

@@ -72,7 +72,6 @@ type bounds struct {
 	instances int64 // the number of instances that share the limit
 }
 
-// leaseBound returns the bound of a limit that is leased in blocks of up to the given size.
 func (b *bounds) leaseBound(o lease.Options, block int64) Bound {
 	over := o.Excess(b.plan)
 	text := fmt.Sprintf("no more; each instance may hold up to %s unspent for %v", units(block), cmp.Or(o.Life, lease.DefaultLife))
@@ -87,7 +86,6 @@ func (b *bounds) leaseBound(o lease.Options, block int64) Bound {
 	return Bound{"leased", over, text}
 }
 
-// denyCacheBound returns the bound of a limit whose denials are cached.
 func (b *bounds) denyCacheBound() Bound {
 	if b.instances == 1 {
 		return Bound{"denials", 0, noMoreOfOneInstance}
@@ -110,7 +108,6 @@ func (b *bounds) clockForwardBound() Bound {
 	return Bound{when, over, fmt.Sprintf("%s more at most each time the store's clock jumps ahead; if it is set back, none, and units return up to 5s late", units(over))}
 }
 
-// outageBounds returns the bounds while the store does not answer, and when it answers again.
 func (b *bounds) outageBounds() []Bound {
 	const fails, returns = "store fails", "store returns"
 	capacity := b.plan.Capacity()

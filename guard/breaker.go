@@ -483,7 +483,6 @@ func (p *pause) state() State {
 	return StateHalfOpen
 }
 
-// allow reports whether a call may pass.
 func (p *pause) allow() bool {
 	halfOpenFor := time.Since(p.until)
 	if halfOpenFor < 0 {
@@ -536,13 +535,11 @@ func classify(ctx context.Context, err error) error {
 	return err
 }
 
-// isTimeout reports whether a call failed because its deadline passed.
 func isTimeout(failure error) bool {
 	e := penstock.AsStoreError(failure)
 	return e != nil && (e.Reason == penstock.ReasonTimeout || e.Reason == penstock.ReasonLate)
 }
 
-// isCanceledByCaller reports whether the error is the caller's own cancellation.
 func isCanceledByCaller(ctx context.Context, err error) bool {
 	return ctx.Err() == context.Canceled && errors.Is(err, context.Canceled)
 }

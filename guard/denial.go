@@ -19,7 +19,6 @@ type denial struct {
 	refreshed  atomic.Pointer[chan struct{}] // closed when the request that refreshes it is answered
 }
 
-// A deniedCharge is one charge of a denial, and its status.
 type deniedCharge struct {
 	plan     *penstock.Plan
 	cost     int64 // Charge.MinCost
@@ -59,7 +58,6 @@ func (e *denial) covers(q *denyQuery, charges []penstock.Charge, demands *demand
 	return true
 }
 
-// isNever reports whether a charge can never be granted.
 func (e *denial) isNever() bool {
 	for i := range e.charges {
 		if e.charges[i].status.RetryAfter == penstock.Never {

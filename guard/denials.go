@@ -145,7 +145,6 @@ func (t *denials) emptyLocked(s *denialSet, place int) {
 
 func (t *denials) set(key denialKey) *denialSet { return &t.sets[key.high&uint64(len(t.sets)-1)] }
 
-// hash returns the hash of a charge's key.
 func (t *denials) hash(key string) denialKey {
 	return denialKey{maphash.String(t.seeds[0], key), maphash.String(t.seeds[1], key)}
 }

@@ -109,7 +109,6 @@ type denyOptions struct {
 	Grants bool
 }
 
-// A denyCache is the store that Deny makes.
 type denyCache struct {
 	door
 	next               batches.Func
@@ -245,7 +244,6 @@ func (d *denyCache) send(ctx context.Context, queries []denyQuery, list []*batch
 
 func isChanging(q denyQuery) bool { return q.route == changing }
 
-// forget drops the denials of the counters that a list changes.
 func (d *denyCache) forget(queries []denyQuery, list []*batches.Batch) {
 	for i, b := range list {
 		if queries[i].route == changing {
@@ -263,7 +261,6 @@ func (d *denyCache) deadlineOf(ctx context.Context, q *denyQuery) (bounded *dead
 	return d.deadlines.OfSince(ctx, d.start.Add(time.Duration(q.sentAt)))
 }
 
-// denyStats are counts of a denyCache.
 type denyStats struct {
 	Entries    int64 // denials in the cache now, including those that have ended
 	Remembered int64 // denials that were stored since the start
@@ -286,7 +283,6 @@ type denyQuery struct {
 	known   *denial // with this key, or nil
 }
 
-// prepare sets what a look-up of the batch needs.
 func (d *denyCache) prepare(q *denyQuery, charges []penstock.Charge) {
 	q.key, q.version = d.table.keyOf(charges)
 	q.known = d.table.find(q.key)
@@ -445,7 +441,6 @@ const (
 	changing                 // send it to the store, and drop the denials of its keys
 )
 
-// maxCachedCharges is the largest number of charges in a batch whose denial is cached.
 const maxCachedCharges = 8
 
 func routeOf(charges []penstock.Charge) route {

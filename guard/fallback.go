@@ -149,7 +149,6 @@ func (f *fallback) finish(ctx context.Context, b *batches.Batch) {
 	f.holds.noteUndecided(b.Charges, b.Err == nil && b.Decision.Allowed)
 }
 
-// mirrorToLocal charges the store's grants to the local memory.
 func (f *fallback) mirrorToLocal(charges []penstock.Charge, d *penstock.Decision) {
 	if f.options.Limits == nil && f.options.OnFailure != FailLocal {
 		return
@@ -210,7 +209,6 @@ func mirrorMode(c *penstock.Charge, d *penstock.Decision, i int) (mode penstock.
 	return mode, cost
 }
 
-// answer decides a batch without the store.
 func (f *fallback) answer(charges []penstock.Charge, cause error) (penstock.Decision, error) {
 	if err := penstock.Check(charges); err != nil {
 		return penstock.Decision{}, err // the store may not have checked the batch

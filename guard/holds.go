@@ -211,7 +211,6 @@ func (s *holds) beginCharge(key holdKey) (done <-chan struct{}, isBegun bool) {
 	return h.done, true
 }
 
-// end records the result of a batch.
 func (s *holds) end(charges []penstock.Charge, begun uint64, d *penstock.Decision, err error) {
 	now := time.Now()
 	s.mu.Lock()
@@ -288,7 +287,6 @@ func (s *holds) lendLocked(key holdKey, c *penstock.Charge, now time.Time) {
 	s.setTaskLocked(h, toRetake, now.Add(retryPause)) // most requests end before
 }
 
-// grantLocked records that the store has granted or renewed a hold.
 func (s *holds) grantLocked(key holdKey, c *penstock.Charge, now time.Time) {
 	h := s.keepLocked(key, c, now)
 	h.isStored, h.heldUntil = true, now.Add(c.Plan.Limit().Period)
@@ -300,7 +298,6 @@ func (s *holds) noteUnknownLocked(key holdKey, c *penstock.Charge, now time.Time
 	s.keepLocked(key, c, now).noteUnknown(now)
 }
 
-// noteUnknown records that a charge of unknown outcome has ended.
 func (h *hold) noteUnknown(now time.Time) {
 	h.unknownAt, h.confirmAt = now, time.Time{}
 	h.keepUntil(now.Add(maxChargeDelay + h.plan.Limit().Period))
@@ -501,7 +498,6 @@ func (s *holds) takeDue(by time.Time) (due []*hold, list []*batches.Batch) {
 	return due, list
 }
 
-// noteReturnLocked records the result of a return.
 func (s *holds) noteReturnLocked(h *hold, b *batches.Batch, now time.Time) {
 	if b.Err == nil && b.Decision.Status(0).Granted > 0 { // the store had the hold
 		s.returnedLate.Add(1)

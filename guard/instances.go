@@ -10,7 +10,6 @@ import (
 	"github.com/penstock/penstock/internal/panicked"
 )
 
-// instanceCounterOptions configure newInstanceCounter.
 type instanceCounterOptions struct {
 	// Heartbeat registers this instance in the store for as long as life, and returns how many are
 	// registered. A life of 0 removes the instance. Required.

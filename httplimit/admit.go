@@ -136,7 +136,6 @@ func (a *Admission) prepare(c *compiledRules, outcome admission.Outcome) {
 	}
 }
 
-// reject sends the response to a request that is not admitted.
 func (g *Gate) reject(w http.ResponseWriter, c *compiledRules, a *Admission, outcome admission.Outcome) {
 	d, r := rejection{Rejection: a.admission.Rejection()}, a.Request
 	const isDenied = true

@@ -29,7 +29,6 @@ func (b *countedBody) size() int64 {
 	return b.bytesRead
 }
 
-// countBody replaces the request's body by a countedBody.
 func (a *Admission) countBody() {
 	a.body = &countedBody{ReadCloser: a.Request.Body}
 	r := *a.Request

@@ -74,7 +74,6 @@ func (c *Config) Apply(spec *policy.Spec, report func(field any, format string, 
 	c.setSpec(spec)
 }
 
-// setSpec sets the fields of spec that the Config decides.
 func (c *Config) setSpec(spec *policy.Spec) {
 	spec.Paths, spec.MaxWaiting = c.paths(), c.MaxWaiting
 	spec.IPv4Prefix, spec.IPv6Prefix = c.IPv4Prefix, c.IPv6Prefix
@@ -113,7 +112,6 @@ const (
 	defaultIPv6Prefix = 64 // leading bits of an IPv6 address that identify a client
 )
 
-// setDefaults sets the defaults of fields that are not set.
 func (c *Config) setDefaults() {
 	c.AddressHeader = http.CanonicalHeaderKey(c.AddressHeader)
 	if len(c.TrustedProxies) > 0 {
@@ -219,7 +217,6 @@ func (d *DeniedConfig) check(report func(field any, format string, args ...any))
 	}
 }
 
-// isContentType reports whether a text can be the value of Content-Type.
 func isContentType(text string) bool {
 	mediaType, _, err := mime.ParseMediaType(text)
 	return err == nil && strings.Contains(mediaType, "/") && !strings.ContainsAny(text, "\r\n")

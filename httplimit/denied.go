@@ -14,7 +14,6 @@ import (
 	"github.com/penstock/penstock/admission"
 )
 
-// A rejection has the contents of the response to a rejected request.
 type rejection struct {
 	admission.Rejection
 	reason       rejectionReason
@@ -22,7 +21,6 @@ type rejection struct {
 	retrySeconds int64 // of Retry-After; 0 if there is none
 }
 
-// A rejectionReason is why a request is rejected.
 type rejectionReason uint8
 
 const (
@@ -75,7 +73,6 @@ type bodySettings struct {
 	contentType string // of the template's output
 }
 
-// templateData are the fields of a template.
 type templateData struct {
 	Status       int      // of the response
 	Rule         string   // of the limits that denied the request
@@ -87,7 +84,6 @@ type templateData struct {
 // maxTemplateOutputBytes is how many bytes a template may write for one response.
 const maxTemplateOutputBytes = 64 << 10
 
-// newBodies makes bodies of settings that a Config has checked.
 func newBodies(settings bodySettings) *bodies {
 	b := &bodies{contentType: settings.contentType, isText: settings.isText}
 	if t, err := template.New("body").Parse(settings.template); settings.template != "" && err == nil {

@@ -200,7 +200,6 @@ func (g *Gate) current() *compiledRules {
 	return next
 }
 
-// compile checks rules by Options.Check, and compiles them.
 func (g *Gate) compile(rules *policy.Rules) (*compiledRules, error) {
 	if g.check != nil {
 		if err := g.check(rules); err != nil {

@@ -23,7 +23,6 @@ func (a *Admission) Done(status int) {
 	a.admission.Done(result)
 }
 
-// announcedCost returns the true cost in a header of the response.
 func (a *Admission) announcedCost(name string) (units int64, ok bool) {
 	values := a.header[name]
 	if len(values) != 1 {

@@ -36,7 +36,6 @@ func checkTemplate(body string) string {
 		".RetryAfter and .RetryAfterMS", strings.ReplaceAll(strings.TrimPrefix(err.Error(), "template: "), " in type httplimit.templateData", ""))
 }
 
-// templateFunctions are those that a template may call.
 var templateFunctions = []string{"and", "or", "not", "eq", "ne", "lt", "le", "gt", "ge", "len", "index"}
 
 // findForbidden returns a message about the first forbidden part of a template, with what to write

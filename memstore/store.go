@@ -319,7 +319,6 @@ func (s *Store) hash(key string, plan *penstock.Plan) hash {
 	return hash{maphash.String(s.hashSeeds[0], key) ^ plan.ID()[0], maphash.String(s.hashSeeds[1], key) ^ plan.ID()[1]}
 }
 
-// stripeOf returns the index of the stripe that has the counter for h.
 func (s *Store) stripeOf(h hash) int { return int(h.high & uint64(len(s.stripes)-1)) }
 
 // addLocked adds a counter for h, and writes its cell to *cell. It returns false if the store is

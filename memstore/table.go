@@ -93,7 +93,6 @@ func (t *table) add(h hash) uint32 {
 	return cell
 }
 
-// place adds the cell of a counter to the index.
 func (t *table) place(cell uint32) {
 	mask := uint64(len(t.index) - 1)
 	at := t.counters[cell].hash.low & mask
@@ -103,7 +102,6 @@ func (t *table) place(cell uint32) {
 	t.index[at] = cell
 }
 
-// grow doubles the index.
 func (t *table) grow() {
 	t.index = make([]uint32, 2*len(t.index))
 	for cell := range t.counters {

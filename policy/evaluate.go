@@ -141,7 +141,6 @@ func (s *selection) canAdd(m *matcher) bool {
 	return s.enforced == nil
 }
 
-// add records that a rule matches and applies.
 func (s *selection) add(m *matcher) {
 	switch {
 	case m.rule.Always:
@@ -252,7 +251,6 @@ func (v *Evaluation) has(r *Rule) bool {
 	return false
 }
 
-// apply adds the charges of a rule that applies.
 func (v *Evaluation) apply(m *matcher) {
 	v.Matched = append(v.Matched, m.rule)
 	v.request.matcher = m
@@ -319,7 +317,6 @@ func (q *request) holderOf(plan *penstock.Plan) string {
 	return q.holder
 }
 
-// planOf returns the limit's plan for the client's tier.
 func (q *request) planOf(l *Limit) *penstock.Plan {
 	if len(l.Variants) == 1 {
 		return l.Variants[0]

@@ -16,7 +16,6 @@ type InventedIdentity struct {
 	Key     string         // the identity, as the key of a charge
 }
 
-// noteInvented notes the invented identities of a rule that applies.
 func (v *Evaluation) noteInvented(r *Rule) {
 	q := &v.request
 	for _, l := range r.Limits {

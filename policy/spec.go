@@ -98,7 +98,6 @@ type builder struct {
 	errs   []error
 }
 
-// fail records a mistake.
 func (b *builder) fail(format string, args ...any) {
 	b.errs = append(b.errs, fmt.Errorf(format, args...))
 }
@@ -241,7 +240,6 @@ func (b *builder) limit(r *Rule, limit *Limit) *Limit {
 	return &l
 }
 
-// conditions returns copies of conditions on the client.
 func (b *builder) conditions(list []Condition) []Condition {
 	list = slices.Clone(list)
 	for i := range list {

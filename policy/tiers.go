@@ -22,7 +22,6 @@ func (r *Rules) ClientOf(id *Identity, key string) (tiers []int, list ListMatch,
 	return facts.tiers(r.spec.Tiers), facts.list(&r.spec), facts.isUnlisted()
 }
 
-// tiers returns the tiers that the client may have.
 func (k *keyFacts) tiers(all []Tier) (tiers []int) {
 	for i, t := range all {
 		if k.source.Kind == KindTier { // the key is the name of the tier

@@ -117,7 +117,6 @@ func (l *scriptCache) forLimits(plans []*penstock.Plan) []*script {
 	return scripts
 }
 
-// groupLimits are the algorithms of a group's limits.
 type groupLimits struct {
 	count  int                    // of limits
 	set    []*algorithm.Algorithm // each once

@@ -186,7 +186,6 @@ func (s *Store) keyOfEachServer(ctx context.Context, name string) (map[string]st
 	return keys, nil
 }
 
-// parseLayout reads a reply of layoutLua.
 func parseLayout(text string) (*layout, error) {
 	const slotBits = 14 // slots are below 2^14
 	l := &layout{readAt: time.Now()}

@@ -23,7 +23,6 @@ type batch struct {
 	list   []*batches.Batch // the same batches
 }
 
-// A job is a command that needs a decision.
 type job struct {
 	kind        kind
 	key         string

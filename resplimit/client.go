@@ -139,7 +139,6 @@ func (c *client) answer(b *batch) (isOpen bool) {
 	}
 }
 
-// send writes the replies.
 func (c *client) send(b *batch) error {
 	if len(b.bytes) == 0 {
 		return nil

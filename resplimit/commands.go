@@ -258,7 +258,6 @@ func (c *client) hello(b *batch, args [][]byte) (isOpen bool) {
 	return true
 }
 
-// describeServer writes the reply to HELLO.
 func (c *client) describeServer(b *batch) {
 	b.pairs(7)
 	for _, pair := range [...][2]string{{"server", "penstock"}, {"version", redisVersion}} {

@@ -143,7 +143,6 @@ func (h *Handler) decide(w http.ResponseWriter, original *http.Request) admissio
 	return outcome
 }
 
-// explainUntrusted returns how to make a peer trusted.
 func explainUntrusted(remote string) string {
 	host, _, err := net.SplitHostPort(remote)
 	switch {

@@ -356,7 +356,6 @@ func (t *Transport) enterQueue() bool {
 	return true
 }
 
-// leaveQueue ends the wait of a request.
 func (t *Transport) leaveQueue() {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -28,7 +28,6 @@ const DefaultMaxWaiting = 1000
 // A Range is the least and the most value of a number.
 type Range struct{ Least, Most int64 }
 
-// The bounds of numbers.
 var (
 	CostUnits    = Range{0, penstock.MaxCost}
 	Lease        = Range{2, penstock.MaxCost} // units

@@ -77,7 +77,6 @@ func (c Client) Load(ctx context.Context, key string, scripts []string) error {
 	return nil
 }
 
-// loadOnEach loads scripts into several servers at the same time.
 func (c Client) loadOnEach(ctx context.Context, nodes map[string]rueidis.Client, scripts []string) error {
 	results := make(chan error, len(nodes))
 	for address, node := range nodes {

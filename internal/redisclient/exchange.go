@@ -213,7 +213,6 @@ func (x *exchange) firstLocked() *special {
 	return &x.specials[0]
 }
 
-// removeFirstLocked removes the special command that was answered.
 func (x *exchange) removeFirstLocked() {
 	x.specials = append(x.specials[:0], x.specials[1:]...)
 	x.pending.Add(-1)

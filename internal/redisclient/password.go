@@ -84,7 +84,6 @@ func markSentinels(option *rueidis.ClientOption) {
 	}
 }
 
-// A sentinelConn is a connection to a Sentinel.
 type sentinelConn struct{ net.Conn }
 
 // NetConn returns the connection itself, as that of a tls.Conn does.

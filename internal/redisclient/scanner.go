@@ -317,7 +317,6 @@ func (r *replyScanner) end() {
 	}
 }
 
-// keep keeps the beginning of a field.
 func (r *replyScanner) keep(text []byte) {
 	if r.isKept && r.field < len(r.fields) {
 		f := &r.fields[r.field]

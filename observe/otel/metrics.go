@@ -93,7 +93,6 @@ func NewMetrics(o MetricsOptions) (*Metrics, error) {
 // Close ends the export. Counting continues.
 func (m *Metrics) Close() error { return m.registration.Unregister() }
 
-// A histogram records the latencies of one rule.
 type histogram struct {
 	metric.Float64Histogram
 	options []metric.RecordOption

@@ -67,7 +67,6 @@ type discardingHistogram struct{}
 
 func (discardingHistogram) Observe(context.Context, time.Duration) {}
 
-// A histogram records the latencies of one rule.
 type histogram struct {
 	prometheus.Observer
 	traceID func(context.Context) string // nil: no exemplars

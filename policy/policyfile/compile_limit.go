@@ -234,7 +234,6 @@ func (p *tierTexts) textFor(tier string) (text string, at any, ok bool) {
 	return "", p, false
 }
 
-// candidateSuffix is added to the name of a limit for its candidate.
 const candidateSuffix = ".candidate"
 
 func (c *compiler) compileCandidate(l *policy.Limit, config *limitConfig) *policy.Limit {

@@ -358,7 +358,6 @@ type selfDecoder interface {
 	decode(d *decoder, n *yaml.Node)
 }
 
-// decodeValue decodes a node into the value that p points to.
 func (d *decoder) decodeValue(n *yaml.Node, p any) {
 	if d.depth++; d.depth > maxDepth {
 		d.reject(n, p, "the file is nested more than %d levels deep; no policy needs that", maxDepth)

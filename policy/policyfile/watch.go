@@ -137,7 +137,6 @@ func (w *Watcher) loadIfChanged() {
 	w.reportLocked(err)
 }
 
-// reportLocked calls Notify with the result of a load.
 func (w *Watcher) reportLocked(err error) {
 	defer panicked.Recover("reporting a reload")
 	w.options.Notify(err)

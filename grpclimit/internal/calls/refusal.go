@@ -36,7 +36,6 @@ const (
 	reasonUnavailable = "RATE_LIMITS_UNAVAILABLE"
 )
 
-// refusal returns the Refusal for a call that was not admitted.
 func (g *Gate) refusal(ctx context.Context, a *admission.Admission, outcome admission.Outcome) *Refusal {
 	why := a.Rejection()
 	r := &Refusal{Outcome: outcome, RetryAfter: why.RetryAfter}

@@ -105,7 +105,6 @@ const maxDuration time.Duration = 1 << 61
 // wall clock too.
 func now() time.Duration { return time.Since(start) }
 
-// contextKey is the key of the decision's deadline in a context.
 type contextKey struct{}
 
 // From returns the decision's deadline, or nil if there is none yet.
@@ -195,7 +194,6 @@ func (d *Context) Done() <-chan struct{} {
 	return d.done
 }
 
-// closeIfEnded closes done if the deadline has passed.
 func (d *Context) closeIfEnded() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -61,7 +61,6 @@ type pool struct {
 	noPrefetchUntil time.Duration // nothing is drawn in advance before this time
 }
 
-// A pooledLimit is one of a pool's limits.
 type pooledLimit struct {
 	plan  *penstock.Plan
 	decay algorithm.Decay
@@ -312,7 +311,6 @@ func (k *leasedKey) trySpendLocked(p *pool, now time.Duration, cost int64) bool 
 	return true
 }
 
-// spendableLocked returns how much may be spent now.
 func (k *leasedKey) spendableLocked(p *pool, now time.Duration) int64 {
 	return p.blocks[0].spendable(now) + p.blocks[1].spendable(now)
 }
@@ -325,7 +323,6 @@ func (k *leasedKey) spendLocked(p *pool, now time.Duration, units int64) {
 	k.counts.spent += units
 }
 
-// spendable returns how much of a block may be spent now.
 func (b *block) spendable(now time.Duration) int64 {
 	if now >= b.expires {
 		return 0
@@ -333,7 +330,6 @@ func (b *block) spendable(now time.Duration) int64 {
 	return b.left
 }
 
-// makeDecision returns the decision on a batch that was decided here.
 func (p *pool) makeDecision(now time.Duration, cost int64) (d penstock.Decision) {
 	left := p.left()
 	if len(p.limits) == 1 {

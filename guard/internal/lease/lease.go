@@ -203,7 +203,6 @@ func (l *Store) Close(ctx context.Context) error {
 	}
 }
 
-// closeConcurrency is the largest number of refunds that Close has in flight.
 const closeConcurrency = 32
 
 // Stats count units, as guard.LeaseStats does.
@@ -370,7 +369,6 @@ func (l *Store) stripeOf(key string) *stripe {
 	return &l.stripes[maphash.String(l.seed, key)%stripeCount]
 }
 
-// canLease reports whether all of the limits may be leased.
 func (l *Store) canLease(plans []*penstock.Plan) bool {
 	for _, plan := range plans {
 		if l.options.LargestBlock(plan) < MinBlock {

@@ -85,7 +85,6 @@ func (s *store) partsOf(plan *penstock.Plan) *Parts {
 	return parts
 }
 
-// A division is a limit with the number of its parts.
 type division struct {
 	limit penstock.Limit
 	n     int
@@ -107,7 +106,6 @@ type splitBatch struct {
 	shardIndex  []int             // for each outgoing charge, its shard
 }
 
-// A chargeState is the progress of one charge.
 type chargeState struct {
 	parts  *Parts // nil: it is not split
 	status penstock.Status
@@ -272,7 +270,6 @@ func (b *splitBatch) clearBatch() {
 	b.outgoing, b.chargeIndex, b.shardIndex = b.outgoing[:0], b.chargeIndex[:0], b.shardIndex[:0]
 }
 
-// sendBatch sends the added charges to the store.
 func (b *splitBatch) sendBatch(ctx context.Context) (penstock.Decision, error) {
 	if len(b.outgoing) > penstock.MaxCharges {
 		return penstock.Decision{}, fmt.Errorf("%w: the batch needs %d shards of split limits, and may have at most %d: lower Settings.SplitInto",
@@ -735,7 +732,6 @@ func (b *splitBatch) forceCharge(ctx context.Context, i int) error {
 
 // The next functions set the costs of a charge at all its shards.
 
-// spreadEqually divides the cost among all shards.
 func (p *chargeState) spreadEqually(cost int64) {
 	for shard := range p.parts.N() {
 		p.shardCosts[shard] = partOf(cost, p.parts.N(), shard)

@@ -117,7 +117,6 @@ func (p *printer) policy(s *policy.Spec) {
 	}
 }
 
-// rule describes when a rule applies, to which identities, and what it limits.
 func (p *printer) rule(s *policy.Spec, rule *policy.Rule) {
 	p.WriteByte('\n')
 	p.line("rule "+rule.Name, When(rule))
@@ -247,7 +246,6 @@ func (p *printer) limit(s *policy.Spec, l *policy.Limit, shouldShowIdentity bool
 	}
 }
 
-// guards describes how the guards treat the limit.
 func (p *printer) guards(l *policy.Limit) {
 	g := &l.Guard
 	if g.Lease > 0 {
@@ -345,7 +343,6 @@ func perTier(s *policy.Spec, text func(tier int) string) []string {
 	return lines
 }
 
-// algorithmText describes how a limit is enforced.
 func algorithmText(l *policy.Limit) string {
 	a := l.Variants[0].Algorithm()
 	text := a.Title()

@@ -150,7 +150,6 @@ func (f *fetcher) waitForNext(ctx context.Context, untilNext time.Duration) bool
 	}
 }
 
-// read reads the keys once.
 func (f *fetcher) read(ctx context.Context) ([]verifyKey, error) {
 	keys, err := panicked.Try("read keys", func() ([]verifyKey, error) { return f.get(ctx) })
 	if err != nil {

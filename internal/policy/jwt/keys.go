@@ -27,7 +27,6 @@ type keySet struct {
 	forged  seenTokens // tokens that none of these keys has signed; without claims
 }
 
-// A verifyKey verifies tokens of some algorithms.
 type verifyKey struct {
 	kid        string   // its key ID in a JWKS; "" fits every token
 	algorithms []string // the allowed algorithms that it fits
@@ -181,7 +180,6 @@ func parsePEM(data []byte, wanted []string) (keys []verifyKey, wrong []error) {
 	return keys, wrong
 }
 
-// parseBlock returns the public key in a block of a PEM file.
 func parseBlock(block *pem.Block) (any, error) {
 	switch {
 	case block.Type == "PUBLIC KEY":

@@ -10,7 +10,6 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// rejection converts an error of the JWT library to the reason why the token is rejected.
 func rejection(err error) *policy.TokenError {
 	isAnyOf := func(targets ...error) bool {
 		for _, target := range targets {

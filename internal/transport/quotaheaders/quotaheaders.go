@@ -323,7 +323,6 @@ func (w *Writer) appendQuotas(text []byte, f *fields, quotas []Quota) []byte {
 	return text
 }
 
-// appendItem appends the quota's item of RateLimit.
 func (q *Quota) appendItem(b []byte) []byte {
 	b = append(append(append(b, '"'), q.Policy.name...), `";r=`...)
 	b = appendInteger(b, q.Status.Remaining)

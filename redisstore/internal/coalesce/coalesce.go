@@ -143,7 +143,6 @@ func (c *Coalescer) Flights() (inFlight, queued int) {
 	return c.inFlight, len(c.queue)
 }
 
-// joinLocked adds a waiter to a flight in the queue.
 func (c *Coalescer) joinLocked(w *Waiter) {
 	if n := len(c.queue); n == 0 || !c.queue[n-1].joinRecent(w) {
 		c.joinFlightLocked(w)

@@ -53,7 +53,6 @@ func (f *File) Run() ([]Result, error) {
 	return all, nil
 }
 
-// A runner runs one case.
 type runner struct {
 	file   *File
 	result Result
@@ -174,7 +173,6 @@ func (r *runner) observe(e *admission.Event) {
 	}
 }
 
-// step sends the requests of a step, and records its failures.
 func (r *runner) step(s *Step) {
 	r.now = r.now.Add(s.After)
 	if s.Release {
@@ -223,7 +221,6 @@ func (r *runner) send(s *Step) {
 	a.Done(status)
 }
 
-// release ends the requests that are held.
 func (r *runner) release() {
 	for _, h := range r.held {
 		h.admission.Done(h.status)

@@ -41,7 +41,6 @@ func (d *doctor) readClock(ctx context.Context, s *server) error {
 	return nil
 }
 
-// checkClocks compares the clocks of the servers with each other and with this machine's.
 func (d *doctor) checkClocks(ctx context.Context) {
 	var earliest, latest *server // the servers whose clocks are furthest behind and ahead
 	for _, s := range d.servers {

@@ -33,7 +33,6 @@ const (
 // state expires after some seconds.
 var probe = penstock.PerSecond(1_000_000).WithName("self-test").MustCompile()
 
-// A countingClient counts the commands of a store.
 type countingClient struct {
 	redisstore.Client
 	commands *atomic.Int64
@@ -54,7 +53,6 @@ func (c countingClient) Load(ctx context.Context, key string, scripts []string) 
 	return c.Client.Load(ctx, key, scripts)
 }
 
-// open opens the store as serve would.
 func (d *doctor) open() (*redisstore.Store, error) {
 	option := d.option
 	option.Dialer.KeepAlive = time.Minute // otherwise rueidis sends PING each second

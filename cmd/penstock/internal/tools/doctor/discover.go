@@ -13,7 +13,6 @@ import (
 	"github.com/penstock/penstock/internal/redisinfo"
 )
 
-// discover finds and connects to all servers of the store.
 func (d *doctor) discover(ctx context.Context) {
 	if d.option.Sentinel.MasterSet != "" {
 		d.kind = "sentinel"

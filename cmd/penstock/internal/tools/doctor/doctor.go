@@ -122,7 +122,6 @@ func (r *Report) IsReached() bool {
 // Has reports whether any check has the status least or a worse one.
 func (r *Report) Has(least Status) bool { return severity[r.Status] >= severity[least] }
 
-// A doctor examines one store.
 type doctor struct {
 	Options
 	option    rueidis.ClientOption
@@ -233,7 +232,6 @@ func (d *doctor) do(ctx context.Context, s *server, args ...string) rueidis.Redi
 	return s.client.Do(ctx, s.client.B().Arbitrary(args[0]).Args(args[1:]...).Build())
 }
 
-// doAll sends commands in one pipeline, and counts them.
 func (d *doctor) doAll(ctx context.Context, s *server, commands [][]string) []rueidis.RedisResult {
 	d.commands.Add(int64(len(commands)))
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)

@@ -26,7 +26,6 @@ const (
 	batchSize   = 500             // keys whose types and TTLs are read together
 )
 
-// A sample is the result of reading some keys of a server.
 type sample struct {
 	ours      int64 // keys that Penstock makes
 	forever   int64 // of these, keys without a TTL
@@ -40,7 +39,6 @@ type sample struct {
 	needs        []string            // missing rights that would show more
 }
 
-// checkKeys reads a sample of the keys under the prefix.
 func (d *doctor) checkKeys(ctx context.Context, s *server) {
 	s.sample = &sample{examples: make(map[string][]string)}
 	keys, err := d.scan(ctx, s)
@@ -69,7 +67,6 @@ func (d *doctor) deletedSince(ctx context.Context, s *server) int64 {
 	return max(removed(now)-removed(s), 0)
 }
 
-// scan returns keys that begin with the prefix.
 func (d *doctor) scan(ctx context.Context, s *server) (keys []string, err error) {
 	most := maxSample / len(d.primaries)
 	begin, cursor := time.Now(), "0"

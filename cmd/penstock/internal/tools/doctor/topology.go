@@ -11,7 +11,6 @@ import (
 	"github.com/penstock/penstock/internal/redisinfo"
 )
 
-// checkTopology examines the Cluster, or the Sentinels.
 func (d *doctor) checkTopology(ctx context.Context) {
 	switch d.kind {
 	case "cluster":
@@ -72,7 +71,6 @@ func (d *doctor) checkCluster(ctx context.Context) {
 	}
 }
 
-// sum adds two numbers of CLUSTER INFO.
 func sum(a, b string) string {
 	var x, y int
 	_, _ = fmt.Sscan(a, &x)

@@ -102,7 +102,6 @@ func (e *editor) cut(mapping *yaml.Node, first, end int, added []string) error {
 	return nil
 }
 
-// inline returns a value as one line of text.
 func (e *editor) inline(n *yaml.Node) (string, error) {
 	from, to, err := e.span(n)
 	if err != nil || n.Kind == yaml.ScalarNode || n.Style&yaml.FlowStyle != 0 {
@@ -194,7 +193,6 @@ func (e *editor) offset(line, column int) int {
 	return len(e.text)
 }
 
-// apply returns the text with all edits.
 func (e *editor) apply() []byte {
 	slices.SortFunc(e.edits, func(a, b edit) int { return a.from - b.from })
 	var text []byte

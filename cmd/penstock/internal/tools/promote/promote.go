@@ -66,7 +66,6 @@ func Edit(text []byte, name string, compile func([]byte) (*policyfile.Policy, er
 	return result, nil
 }
 
-// An editor collects the changes of a text.
 type editor struct {
 	text       []byte
 	want       any // what the new text must mean

@@ -25,7 +25,6 @@ const (
 	maxServerURL = 2_048 // bytes, with the values of its variables
 )
 
-// An operation is a method of a path.
 type operation struct {
 	method   string
 	segments []string // a word, or * for a parameter
@@ -181,7 +180,6 @@ func countMarks(text []byte) (n int) {
 	return n
 }
 
-// resolveAlias returns the value that an alias stands for.
 func resolveAlias(n *yaml.Node) *yaml.Node {
 	if n.Kind == yaml.AliasNode && n.Alias != nil {
 		return n.Alias
@@ -427,7 +425,6 @@ type part struct {
 	hasWithoutKey bool // some operation does not need it
 }
 
-// needsKey reports whether all operations need the API key.
 func (p part) needsKey() bool { return p.hasWithKey && !p.hasWithoutKey }
 
 func (p part) join(q part) part {
@@ -473,7 +470,6 @@ func makeGroups(operations []operation) []*group {
 
 func (g *group) isSplit() bool { return len(g.reads.methods) > 0 && len(g.writes.methods) > 0 }
 
-// hasRuleByKey reports whether a rule of the group can limit each API key.
 func (g *group) hasRuleByKey() bool {
 	if g.isSplit() {
 		return g.reads.needsKey() || g.writes.needsKey()

@@ -116,7 +116,6 @@ func identityOf(per, keyHeader string) (header, identity string, err error) {
 	return name, "client", nil
 }
 
-// A writer writes the text of a policy.
 type writer struct {
 	text      strings.Builder
 	rate, per string

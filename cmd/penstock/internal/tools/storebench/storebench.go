@@ -160,7 +160,6 @@ func micros(h *hdrhistogram.Histogram, percent float64) float64 {
 	return float64(h.ValueAtPercentile(percent)) / 1000
 }
 
-// measure measures one step.
 func (r *Report) measure(ctx context.Context, store *redisstore.Store, callers int, o Options) (*Step, error) {
 	before, _, err := readUsage(ctx, store)
 	if err != nil {
@@ -229,7 +228,6 @@ func decide(ctx context.Context, store *redisstore.Store, n int64, mode penstock
 	return err
 }
 
-// clean deletes all keys.
 func clean(ctx context.Context, store *redisstore.Store) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
 	defer cancel()
