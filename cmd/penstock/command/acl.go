@@ -64,17 +64,14 @@ func (a *aclUser) run(c *cobra.Command) error {
 		name, value string
 		known       []string
 	}{{"role", a.role, aclRoles}, {"client", a.client, aclClients}, {"format", a.format, aclFormats}} {
-		if err := checkChoice(flag.name, flag.value, flag.known); err != nil {
+		if err := checkChoice("--"+flag.name, flag.value, flag.known); err != nil {
 			return err
 		}
 	}
 	if strings.Trim(a.user, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.") != "" || a.user == "" {
 		return withStatus(exitUsage, fmt.Errorf("--user %q is not a valid user name; use letters, digits and -_.", a.user))
 	}
-	given := make(map[string]string)
-	if c.Flags().Changed("prefix") {
-		given["prefix"] = a.prefix
-	}
+	given := changed(c, map[string]*string{"prefix": &a.prefix})
 	s, err := settings.Load(settings.Sources{Flags: given, Environ: os.Environ(), Only: []string{"prefix"}})
 	if err != nil {
 		return err
@@ -107,14 +104,4 @@ func (a *aclUser) render(rules string) string {
 		return "apiVersion: v1\nkind: Secret\nmetadata:\n  name: redis-acl\nstringData:\n  users.acl: |\n    user default off\n    " + line + "\n"
 	}
 	return "ACL SETUSER " + a.user + " reset on >SECRET " + rules + "\n"
-}
-
-// checkChoice checks the value of a flag that accepts only the known values.
-func checkChoice(flag, value string, known []string) error {
-	for _, k := range known {
-		if value == k {
-			return nil
-		}
-	}
-	return withStatus(exitUsage, fmt.Errorf("unknown --%s %q; write %s", flag, value, strings.Join(known, " or ")))
 }

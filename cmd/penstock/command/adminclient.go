@@ -62,6 +62,22 @@ func (f *adminFlags) setDefault() error {
 	return nil
 }
 
+// openOrDefault opens the instance at the address of setDefault, with the token of operators.
+func (f *adminFlags) openOrDefault() (*admin, error) {
+	if err := f.setDefault(); err != nil {
+		return nil, err
+	}
+	return f.openAsOperator()
+}
+
+func (f *adminFlags) openAsOperator() (*admin, error) {
+	token, err := operatorToken()
+	if err != nil {
+		return nil, err
+	}
+	return f.open(token)
+}
+
 func (f *adminFlags) open(token credential) (*admin, error) {
 	o := f.Options
 	o.Token = token.text

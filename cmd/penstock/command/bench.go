@@ -2,7 +2,6 @@ package command
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -38,8 +37,7 @@ func newBench() *cobra.Command {
 	f.DurationVar(&b.options.Duration, "duration", time.Second, "how long each step lasts")
 	f.Float64Var(&b.options.MaxRate, "max-rate", 50_000, "decisions per second at most")
 	f.BoolVar(&b.isConfirmed, "yes", false, "do not prompt for confirmation")
-	f.StringVarP(&b.output, "output", "o", "text", "output format: text or json")
-	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
+	addOutput(c, &b.output)
 	return c
 }
 
@@ -86,7 +84,7 @@ func loadStore(store string) (*settings.Settings, error) {
 	}
 	s, err := settings.Load(settings.Sources{Flags: flags, Environ: os.Environ(), Only: []string{"store"}})
 	if err == nil && s.Store == "" {
-		err = withStatus(exitUsage, errors.New("no store is named; write --store redis://localhost:6379, or set PENSTOCK_STORE"))
+		err = errNoStore
 	}
 	return &s, err
 }
@@ -107,7 +105,7 @@ func (b *benchCommand) check() error {
 			return fmt.Errorf("--callers has %d; write 1 to %d", n, maxCallers)
 		}
 	}
-	return checkOutput(b.output, "text", "json")
+	return nil
 }
 
 func printBench(out io.Writer, r *storebench.Report) error {

@@ -29,7 +29,7 @@ func Main(algorithms ...*algorithm.Algorithm) {
 
 // Run runs a command line and returns the exit status. See Main.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer, algorithms ...*algorithm.Algorithm) int {
-	root := newRoot(algorithms)
+	root := New(algorithms...)
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
@@ -39,9 +39,7 @@ func Run(ctx context.Context, args []string, stdout, stderr io.Writer, algorithm
 
 // New makes the command penstock with all its subcommands, for programs that write their
 // documentation. See Main.
-func New(algorithms ...*algorithm.Algorithm) *cobra.Command { return newRoot(algorithms) }
-
-func newRoot(algorithms []*algorithm.Algorithm) *cobra.Command {
+func New(algorithms ...*algorithm.Algorithm) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "penstock",
 		Short: "A rate limiter for HTTP APIs",

@@ -1,7 +1,6 @@
 package command
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -38,9 +37,6 @@ func newDenials() *cobra.Command {
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := checkOutput(d.output, "text", "json"); err != nil {
-				return err
-			}
 			if (d.key != "" || d.ref != "") && !d.isFollowing {
 				return withStatus(exitUsage, errors.New("--key and --ref work only with --follow; penstock status shows one key"))
 			}
@@ -58,8 +54,8 @@ func newDenials() *cobra.Command {
 	c.Flags().StringVar(&d.rule, "rule", "", "show only this rule")
 	c.Flags().StringVar(&d.key, "key", "", "show only this key, such as key:abc; needs the operator token")
 	c.Flags().StringVar(&d.ref, "ref", "", "show only the key with this ref")
-	c.Flags().StringVarP(&d.output, "output", "o", "text", "output format: text or json; with --follow, json prints one line for each denial")
-	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
+	addOutput(c, &d.output)
+	c.Flags().Lookup("output").Usage += "; with --follow, json prints one line for each denial"
 	return c
 }
 
@@ -70,14 +66,7 @@ type denialsCommand struct {
 }
 
 func (d *denialsCommand) run(c *cobra.Command) error {
-	if err := d.admin.setDefault(); err != nil {
-		return err
-	}
-	token, err := operatorToken()
-	if err != nil {
-		return err
-	}
-	instance, err := d.admin.open(token)
+	instance, err := d.admin.openOrDefault()
 	if err != nil {
 		return err
 	}
@@ -156,21 +145,11 @@ func (d *denialsCommand) follow(c *cobra.Command, instance *admin) error {
 			return withStatus(exitUnreachable, err)
 		}
 		fmt.Fprintf(c.ErrOrStderr(), "penstock: %s; trying again\n", printable.Text(textOf(err)))
-		if !sleep(ctx, reconnectAfter) {
+		select {
+		case <-ctx.Done():
 			return nil
+		case <-time.After(reconnectAfter):
 		}
-	}
-}
-
-// sleep waits for d. It returns false if ctx ends first.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
 	}
 }
 

@@ -37,9 +37,6 @@ func newDoctor(algorithms []*algorithm.Algorithm) *cobra.Command {
 		Example: "  penstock doctor --store redis://localhost:6379\n  penstock doctor --config rules.yaml --strict -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := checkOutput(output, "text", "json"); err != nil {
-				return err
-			}
 			s, p, err := given.load(c, "store-timeout", "region", "region-peers", "region-interval")
 			if err != nil {
 				return err
@@ -78,8 +75,7 @@ func newDoctor(algorithms []*algorithm.Algorithm) *cobra.Command {
 	given.add(c, "store-timeout", "region", "region-peers", "region-interval")
 	instance.add(c, "admin address of an instance, which is asked how the store works for it")
 	c.Flags().BoolVar(&isStrict, "strict", false, "treat warnings, and checks that could not run, as problems")
-	c.Flags().StringVarP(&output, "output", "o", "text", "output format: text or json")
-	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
+	addOutput(c, &output)
 	return c
 }
 
@@ -92,11 +88,7 @@ func readInstance(summary string) (doctor.Instance, error) {
 }
 
 func askInstance(f *adminFlags) (func(context.Context) (doctor.Instance, error), error) {
-	token, err := operatorToken()
-	if err != nil {
-		return nil, err
-	}
-	instance, err := f.open(token)
+	instance, err := f.openAsOperator()
 	if err != nil {
 		return nil, err
 	}
@@ -135,22 +127,29 @@ func (f *storeFlags) add(c *cobra.Command, further ...string) {
 	_ = c.RegisterFlagCompletionFunc("config", completeYAML)
 }
 
-// load loads the settings, and the policy if they name one. It fails if no store is named.
-func (f *storeFlags) load(c *cobra.Command, further ...string) (s settings.Settings, p *policyfile.Policy, err error) {
+// changed returns the values of the flags that the command line has.
+func changed(c *cobra.Command, texts map[string]*string) map[string]string {
 	given := make(map[string]string)
-	for name, text := range f.texts {
+	for name, text := range texts {
 		if c.Flags().Changed(name) {
 			given[name] = *text
 		}
 	}
+	return given
+}
+
+var errNoStore = withStatus(exitUsage, errors.New("no store is named; write --store redis://localhost:6379, or set PENSTOCK_STORE"))
+
+// load loads the settings, and the policy if they name one. It fails if no store is named.
+func (f *storeFlags) load(c *cobra.Command, further ...string) (s settings.Settings, p *policyfile.Policy, err error) {
 	s, err = settings.Load(settings.Sources{
-		Flags:   given,
+		Flags:   changed(c, f.texts),
 		Environ: os.Environ(),
 		File:    policyLoader(&p, f.algorithms),
 		Only:    append([]string{"store", "prefix", "key-hash-secret"}, further...),
 	})
 	if err == nil && s.Store == "" {
-		err = withStatus(exitUsage, errors.New("no store is named; write --store redis://localhost:6379, or set PENSTOCK_STORE"))
+		err = errNoStore
 	}
 	if err != nil && p != nil {
 		p.Close()

@@ -3,6 +3,7 @@ package command
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -11,6 +12,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
 	"github.com/penstock/penstock/cmd/penstock/internal/text/printable"
 	"github.com/penstock/penstock/internal/panicked"
+	"github.com/penstock/penstock/internal/wording"
 )
 
 // Exit statuses. They are part of the interface: scripts depend on them.
@@ -90,13 +92,22 @@ func statusOf(err error) int {
 	return exitInternal
 }
 
-func checkOutput(output string, known ...string) error {
-	for _, k := range known {
-		if output == k {
-			return nil
-		}
+// addOutput adds the flag --output with these formats; text or json by default. The value is checked
+// before the command runs.
+func addOutput(c *cobra.Command, output *string, formats ...string) {
+	if formats == nil {
+		formats = []string{"text", "json"}
 	}
-	return withStatus(exitUsage, fmt.Errorf("unknown output %q; write %s", output, strings.Join(known, " or ")))
+	c.Flags().StringVarP(output, "output", "o", "text", "output format: "+wording.List(formats, "or"))
+	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(formats, cobra.ShellCompDirectiveNoFileComp))
+	c.PreRunE = func(*cobra.Command, []string) error { return checkChoice("output", *output, formats) }
+}
+
+func checkChoice(what, value string, known []string) error {
+	if slices.Contains(known, value) {
+		return nil
+	}
+	return withStatus(exitUsage, fmt.Errorf("unknown %s %q; write %s", what, value, strings.Join(known, " or ")))
 }
 
 // rejectConfigFlag sets the error message for --config on a command that takes its files as

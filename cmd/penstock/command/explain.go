@@ -49,9 +49,8 @@ func newExplain(algorithms []*algorithm.Algorithm) *cobra.Command {
 	f.StringVar(&e.store, "store", "", "URL of Redis or Valkey, to show what is left")
 	f.StringVar(&e.prefix, "prefix", "", "prefix of all keys, as for serve (PENSTOCK_PREFIX)")
 	f.StringVar(&e.instances, "min-instances", "", "number of instances, for the bounds while the store fails (PENSTOCK_MIN_INSTANCES; default 1; with --store, at least those that run)")
-	f.StringVarP(&e.output, "output", "o", "text", "output format: text or json")
+	addOutput(c, &e.output)
 	_ = c.RegisterFlagCompletionFunc("config", completeYAML)
-	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
 	return c
 }
 
@@ -63,9 +62,6 @@ type explainCommand struct {
 }
 
 func (e *explainCommand) run(c *cobra.Command, target string) error {
-	if err := checkOutput(e.output, "text", "json"); err != nil {
-		return err
-	}
 	request, err := explain.NewRequest(e.method, target, e.headers, e.from, e.size)
 	if err != nil {
 		return withStatus(exitUsage, err)
@@ -154,14 +150,8 @@ func readCorrupt(ctx context.Context, reader *keylimits.Reader, rules *policy.Ru
 
 // policy loads the policy, and the settings of serve that explain needs.
 func (e *explainCommand) policy(c *cobra.Command) (p *policyfile.Policy, s settings.Settings, err error) {
-	given := make(map[string]string)
-	for name, text := range map[string]string{"config": e.config, "prefix": e.prefix, "min-instances": e.instances} {
-		if c.Flags().Changed(name) {
-			given[name] = text
-		}
-	}
 	s, err = settings.Load(settings.Sources{
-		Flags:   given,
+		Flags:   changed(c, map[string]*string{"config": &e.config, "prefix": &e.prefix, "min-instances": &e.instances}),
 		Environ: os.Environ(),
 		File:    policyLoader(&p, e.algorithms),
 		Only:    []string{"prefix", "key-hash-secret", "min-instances", "region-peers", "region-interval", "region-delay"},

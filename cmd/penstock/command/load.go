@@ -63,8 +63,7 @@ func newLoad() *cobra.Command {
 	f.IntVar(&l.maxInFlight, "max-in-flight", 10_000, "requests in flight at most; further ones wait")
 	f.Uint64Var(&l.seed, "seed", 1, "seed of random gaps and targets")
 	f.StringArrayVar(&l.failIf, "fail-if", nil, "exit with status 6 if this holds: mean, p50, p90, p99, p99.9 or max above a time, or denied, failed, unanswered or\nover_limit above a count or percentage, or store_cpu above a percentage of a core, as in 'p99 > 10ms' or 'store_cpu > 70%'; repeat it for more")
-	f.StringVarP(&l.output, "output", "o", "text", "output format: text or json")
-	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
+	addOutput(c, &l.output)
 	return c
 }
 
@@ -79,9 +78,6 @@ type loadCommand struct {
 }
 
 func (l *loadCommand) run(c *cobra.Command) error {
-	if err := checkOutput(l.output, "text", "json"); err != nil {
-		return err
-	}
 	o, thresholds, err := l.read()
 	if err != nil {
 		return withStatus(exitUsage, err)

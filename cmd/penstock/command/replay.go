@@ -54,10 +54,9 @@ func newReplay(algorithms []*algorithm.Algorithm) *cobra.Command {
 	f.StringVar(&r.failIf, "fail-if", "", "exit with status 6 if this holds, as in 'denied > 1%', 'denied_identities > 10' or 'rejected_lines > 5%'")
 	f.StringVar(&r.identities, "identities", "masked", "how the report shows keys: masked or full")
 	f.StringVar(&r.html, "html", "", htmlUsage)
-	f.StringVarP(&r.output, "output", "o", "text", "output format: text or json")
+	addOutput(c, &r.output)
 	_ = c.RegisterFlagCompletionFunc("config", completeYAML)
 	_ = c.RegisterFlagCompletionFunc("diff", completeYAML)
-	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
 	return c
 }
 
@@ -68,9 +67,6 @@ type replayCommand struct {
 }
 
 func (r *replayCommand) run(c *cobra.Command, logs []string, algorithms []*algorithm.Algorithm) error {
-	if err := checkOutput(r.output, "text", "json"); err != nil {
-		return err
-	}
 	o := replay.Options{ShouldRetry: r.shouldRetry, ShowsIdentities: r.identities == "full"}
 	var format *accesslog.Format
 	var limit *threshold

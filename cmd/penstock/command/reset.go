@@ -52,9 +52,6 @@ func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
 		Args:              checkKeyArgument(&r.ref, &r.admin, "one key, as in: penstock reset key:abc --reason support-4711"),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(c *cobra.Command, args []string) error {
-			if err := checkOutput(r.output, "text", "json"); err != nil {
-				return err
-			}
 			if err := r.check(); err != nil {
 				return withStatus(exitUsage, err)
 			}
@@ -76,8 +73,7 @@ func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
 	c.Flags().StringVar(&r.ref, "ref", "", refUsage)
 	c.Flags().StringVar(&r.reason, "reason", "", "why the key is reset, for the audit line")
 	c.Flags().BoolVar(&r.isConfirmed, "yes", false, "do not prompt for confirmation")
-	c.Flags().StringVarP(&r.output, "output", "o", "text", "output format: text or json")
-	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
+	addOutput(c, &r.output)
 	return c
 }
 

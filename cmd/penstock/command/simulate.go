@@ -69,8 +69,7 @@ func newSimulate(algorithms []*algorithm.Algorithm) *cobra.Command {
 	f.Uint64Var(&s.seed, "seed", 1, "seed of random gaps; the same seed gives the same result")
 	f.BoolVar(&s.hasDecisions, "decisions", false, "print each decision; at most 100,000")
 	f.StringVar(&s.html, "html", "", htmlUsage)
-	f.StringVarP(&s.output, "output", "o", "text", "output format: text or json")
-	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
+	addOutput(c, &s.output)
 	return c
 }
 
@@ -90,9 +89,6 @@ type simulateCommand struct {
 const maxDecisions = 100_000
 
 func (s *simulateCommand) run(ctx context.Context, out io.Writer, rate string, own []*algorithm.Algorithm) error {
-	if err := checkOutput(s.output, "text", "json"); err != nil {
-		return err
-	}
 	all := []simulate.Simulation{}
 	plans, options, err := s.read(rate, own)
 	if err != nil {
@@ -122,10 +118,7 @@ func (s *simulateCommand) read(rate string, own []*algorithm.Algorithm) (plans [
 		return nil, o, err
 	}
 	o = simulate.Options{Cost: s.cost, Patience: s.maxWait, PerKey: s.perClient, OnDenied: simulate.Denied(s.onDenied), Seed: s.seed, Instances: s.instances}
-	modes := map[string]guard.FailureMode{}
-	for _, m := range []guard.FailureMode{guard.FailLocal, guard.FailOpen, guard.FailClosed} {
-		modes[m.String()] = m
-	}
+	modes := map[string]guard.FailureMode{"local": guard.FailLocal, "open": guard.FailOpen, "closed": guard.FailClosed}
 	isKnown := false
 	o.OnFailure, isKnown = modes[s.onFailure]
 	denials := []simulate.Denied{simulate.Drop, simulate.Wait, simulate.Retry}

@@ -41,9 +41,8 @@ func newSize(algorithms []*algorithm.Algorithm) *cobra.Command {
 	f.Float64Var(&s.requests, "requests", 1000, "requests per second of all clients of a rule")
 	f.IntVar(&s.keyLength, "key-length", 20, "length of a key, such as key:abc, in characters")
 	f.StringVar(&s.measured, "measured", "", "file with the output of penstock bench -o json, to compute with the processor times of your store")
-	f.StringVarP(&s.output, "output", "o", "text", "output format: text or json")
+	addOutput(c, &s.output)
 	_ = c.RegisterFlagCompletionFunc("config", completeYAML)
-	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
 	return c
 }
 
@@ -123,7 +122,7 @@ func (s *sizeCommand) check() error {
 	case s.keyLength < 1 || s.keyLength > maxKeyLength:
 		return fmt.Errorf("--key-length is %d; write 1 to %d: longer keys are stored as a hash", s.keyLength, maxKeyLength)
 	}
-	return checkOutput(s.output, "text", "json")
+	return nil
 }
 
 // largest returns the variant that needs the most memory: that of the tier with the largest limit.

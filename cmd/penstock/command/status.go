@@ -61,9 +61,6 @@ func newStatus(algorithms []*algorithm.Algorithm) *cobra.Command {
 		Args:              checkKeyArgument(&ref, &instance, "one key, as in: penstock status ip:192.0.2.1"),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(c *cobra.Command, args []string) error {
-			if err := checkOutput(output, "text", "json"); err != nil {
-				return err
-			}
 			report, err := readKey(c, &given, &instance, keyQuery{key: keyArgument(args), ref: ref, rule: rule})
 			if err != nil {
 				return err
@@ -83,8 +80,7 @@ func newStatus(algorithms []*algorithm.Algorithm) *cobra.Command {
 	c.Flags().StringVar(&rule, "rule", "", "show only the limits of this rule, and limits of all clients together that may deny its requests")
 	instance.add(c, "read from the running instance with this admin address")
 	c.Flags().StringVar(&ref, "ref", "", refUsage)
-	c.Flags().StringVarP(&output, "output", "o", "text", "output format: text or json")
-	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
+	addOutput(c, &output)
 	return c
 }
 

@@ -57,8 +57,7 @@ func newSuggest() *cobra.Command {
 	f.StringVar(&s.format, "format", "", "format of the logs, as in replay")
 	f.StringVar(&s.identities, "identities", "masked", "how the report shows keys: masked or full")
 	f.StringVar(&s.html, "html", "", htmlUsage)
-	f.StringVarP(&s.output, "output", "o", "text", "output format: text or json")
-	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
+	addOutput(c, &s.output)
 	return c
 }
 
@@ -74,9 +73,6 @@ type suggestCommand struct {
 
 func (s *suggestCommand) run(c *cobra.Command, logs []string) error {
 	out := c.OutOrStdout()
-	if err := checkOutput(s.output, "text", "json"); err != nil {
-		return err
-	}
 	o, format, err := s.read()
 	if err != nil {
 		return withStatus(exitUsage, err)

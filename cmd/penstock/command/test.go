@@ -31,9 +31,6 @@ func newTest(algorithms []*algorithm.Algorithm) *cobra.Command {
 		Example: "  penstock test rules.yaml cases.yaml\n  penstock test -o junit rules.yaml cases/*.yaml > report.xml",
 		Args:    argumentCount(2, math.MaxInt, "a policy and files with cases, as in: penstock test rules.yaml cases.yaml"),
 		RunE: func(c *cobra.Command, args []string) error {
-			if err := checkOutput(output, "text", "json", "junit"); err != nil {
-				return err
-			}
 			report, err := runCases(args[0], args[1:], algorithms)
 			if err != nil {
 				return err
@@ -54,8 +51,7 @@ func newTest(algorithms []*algorithm.Algorithm) *cobra.Command {
 		ValidArgsFunction: completeYAML,
 	}
 	rejectConfigFlag(c, "penstock test rules.yaml cases.yaml")
-	c.Flags().StringVarP(&output, "output", "o", "text", "output format: text, json or junit")
-	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"text", "json", "junit"}, cobra.ShellCompDirectiveNoFileComp))
+	addOutput(c, &output, "text", "json", "junit")
 	return c
 }
 

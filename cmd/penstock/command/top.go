@@ -30,18 +30,13 @@ func newTop() *cobra.Command {
 		Example:           "  penstock top\n  penstock top --admin https://gate-1:9180 --admin-ca ca.pem --rule login\n  penstock top --once -o json",
 		Args:              cobra.NoArgs,
 		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE: func(c *cobra.Command, _ []string) error {
-			if err := checkOutput(t.output, "text", "json"); err != nil {
-				return err
-			}
-			return t.run(c)
-		},
+		RunE:              func(c *cobra.Command, _ []string) error { return t.run(c) },
 	}
 	t.admin.add(c, "admin address of the instance (PENSTOCK_ADMIN_LISTEN)")
 	c.Flags().StringVar(&t.rule, "rule", "", "show only this rule")
 	c.Flags().BoolVar(&t.isOnce, "once", false, "print once, and exit")
-	c.Flags().StringVarP(&t.output, "output", "o", "text", "output format: text or json; json prints once")
-	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
+	addOutput(c, &t.output)
+	c.Flags().Lookup("output").Usage += "; json prints once"
 	return c
 }
 
@@ -53,15 +48,8 @@ type topCommand struct {
 	instance *admin // set by run
 }
 
-func (t *topCommand) run(c *cobra.Command) error {
-	if err := t.admin.setDefault(); err != nil {
-		return err
-	}
-	token, err := operatorToken()
-	if err != nil {
-		return err
-	}
-	if t.instance, err = t.admin.open(token); err != nil {
+func (t *topCommand) run(c *cobra.Command) (err error) {
+	if t.instance, err = t.admin.openOrDefault(); err != nil {
 		return err
 	}
 	defer t.instance.Close()

@@ -44,9 +44,6 @@ func newValidate(algorithms []*algorithm.Algorithm) *cobra.Command {
 			return argumentCount(1, math.MaxInt, "the name of a policy file, as in: penstock validate rules.yaml")(c, args)
 		},
 		RunE: func(c *cobra.Command, files []string) error {
-			if err := checkOutput(output, "text", "json"); err != nil {
-				return err
-			}
 			all := []finding{}
 			invalidCount := 0
 			add := func(name string, r result) {
@@ -87,8 +84,7 @@ func newValidate(algorithms []*algorithm.Algorithm) *cobra.Command {
 		ValidArgsFunction: completeYAML,
 	}
 	rejectConfigFlag(c, "penstock validate rules.yaml")
-	c.Flags().StringVarP(&output, "output", "o", "text", "output format: text or json")
-	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
+	addOutput(c, &output)
 	c.Flags().BoolVarP(&isVerbose, "verbose", "v", false, "also describe the rules of each policy")
 	c.Flags().BoolVar(&isStrict, "strict", false, "treat warnings as errors")
 	c.Flags().StringVar(&envoyFolder, "envoy-config", "", "folder with files of envoyproxy/ratelimit")
@@ -254,8 +250,6 @@ func writeJSON(out io.Writer, v any) error {
 	_, err := out.Write(printable.JSON(text.Bytes()))
 	return err
 }
-
-var completeOutput = cobra.FixedCompletions([]string{"text", "json"}, cobra.ShellCompDirectiveNoFileComp)
 
 func completeYAML(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	return []string{"yaml", "yml"}, cobra.ShellCompDirectiveFilterFileExt

@@ -32,9 +32,6 @@ func newVersion() *cobra.Command {
 		Short: "Print the version, the commit and its date",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := checkOutput(output, "text", "json"); err != nil {
-				return err
-			}
 			b := thisBuild()
 			if output == "json" {
 				return writeJSON(c.OutOrStdout(), b)
@@ -43,8 +40,7 @@ func newVersion() *cobra.Command {
 			return err
 		},
 	}
-	c.Flags().StringVarP(&output, "output", "o", "text", "output format: text or json")
-	_ = c.RegisterFlagCompletionFunc("output", completeOutput)
+	addOutput(c, &output)
 	return c
 }
 
