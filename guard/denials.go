@@ -121,7 +121,9 @@ func (t *denials) remove(e *denial) {
 	defer s.mu.Unlock()
 	for i := range s.places {
 		if s.places[i].Load() == e {
-			t.emptyLocked(s, i)
+			s.tags[i].Store(0)
+			s.places[i].Store(nil)
+			t.entries.Add(-1)
 		}
 	}
 }
@@ -135,12 +137,6 @@ func (t *denials) forget(charges []penstock.Charge) {
 			t.set(t.hash(charges[i].Key).counter(charges[i].Plan)).version.Add(1)
 		}
 	}
-}
-
-func (t *denials) emptyLocked(s *denialSet, place int) {
-	s.tags[place].Store(0)
-	s.places[place].Store(nil)
-	t.entries.Add(-1)
 }
 
 func (t *denials) set(key denialKey) *denialSet { return &t.sets[key.high&uint64(len(t.sets)-1)] }

@@ -231,7 +231,7 @@ func (s *holds) end(charges []penstock.Charge, begun uint64, d *penstock.Decisio
 		case takesHold(c) && err == nil:
 			s.grantLocked(key, c, now)
 		case takesHold(c) && isOutcomeUnknown(err):
-			s.noteUnknownLocked(key, c, now)
+			s.keepLocked(key, c, now).noteUnknown(now)
 		case c.Mode != penstock.Refund || h == nil: // a hold that another process has taken is not known here
 		case err == nil && c.Cost < h.cost:
 			h.cost -= c.Cost
@@ -291,11 +291,6 @@ func (s *holds) grantLocked(key holdKey, c *penstock.Charge, now time.Time) {
 	h := s.keepLocked(key, c, now)
 	h.isStored, h.heldUntil = true, now.Add(c.Plan.Limit().Period)
 	h.keepUntil(h.heldUntil)
-}
-
-// noteUnknownLocked records a charge of unknown outcome.
-func (s *holds) noteUnknownLocked(key holdKey, c *penstock.Charge, now time.Time) {
-	s.keepLocked(key, c, now).noteUnknown(now)
 }
 
 func (h *hold) noteUnknown(now time.Time) {

@@ -471,18 +471,13 @@ func (b *splitBatch) spendCharges(ctx context.Context) error {
 		if breakerErr != nil || !hasTime {
 			return breakerErr
 		}
-		if !b.isLastTry && b.countsDenial() {
+		countsDenial := func(c penstock.Charge) bool { return c.CountsDenial() } // its limit is not split
+		if !b.isLastTry && slices.ContainsFunc(b.charges, countsDenial) {
 			b.isLastTry = true
 			continue
 		}
 		return b.confirmDenied(ctx)
 	}
-}
-
-// countsDenial reports whether a charge counts if it is denied. The limit of such a charge is not
-// split.
-func (b *splitBatch) countsDenial() bool {
-	return slices.ContainsFunc(b.charges, func(c penstock.Charge) bool { return c.CountsDenial() })
 }
 
 // confirmDenied peeks at all shards of each charge that was denied by only some of its shards. The
@@ -612,15 +607,11 @@ func (p *chargeState) tryNext(c *penstock.Charge) bool {
 	return false
 }
 
-func isBreakerOpen(err error) bool {
-	e := penstock.AsStoreError(err)
-	return e != nil && e.Reason == penstock.ReasonBreakerOpen
-}
-
 // skipShard moves a charge that is alone in its batch on to its next shard, if a breaker rejected
 // the call. hasMoved is true if it did.
 func (b *splitBatch) skipShard(err error) (hasMoved bool) {
-	if len(b.charges) > 1 || !isBreakerOpen(err) {
+	e := penstock.AsStoreError(err)
+	if len(b.charges) > 1 || e == nil || e.Reason != penstock.ReasonBreakerOpen {
 		return false
 	}
 	p := &b.states[0]
@@ -655,7 +646,7 @@ func (b *splitBatch) settleCharge(ctx context.Context, i int) error {
 	if err := b.peekShards(ctx, i, 0); err != nil {
 		return err
 	}
-	p.spreadByUse(c.Cost)
+	p.spread(c.Cost, func(shard int) int64 { return max(p.parts.unitsOf(shard)-p.remaining[shard], 0) })
 	return b.chargeAllShards(ctx, i, c.Mode)
 }
 
@@ -741,11 +732,6 @@ func (p *chargeState) spreadEqually(cost int64) {
 // spreadByRemaining takes what each shard has left.
 func (p *chargeState) spreadByRemaining(cost int64) {
 	p.spread(cost, func(shard int) int64 { return p.remaining[shard] })
-}
-
-// spreadByUse takes what each shard has in use.
-func (p *chargeState) spreadByUse(cost int64) {
-	p.spread(cost, func(shard int) int64 { return max(p.parts.unitsOf(shard)-p.remaining[shard], 0) })
 }
 
 // spread takes from each shard what available returns, beginning with the first. The rest is

@@ -115,7 +115,7 @@ func (c *Client) Send(ctx context.Context, path string, body []byte) (status int
 	if bytes.Count(answer, []byte("{")) > maxObjects {
 		return 0, nil, fmt.Errorf("%s has sent more than %d objects", c.address, maxObjects)
 	}
-	if isPlainToTLS(res.StatusCode, answer) {
+	if res.StatusCode == http.StatusBadRequest && bytes.Contains(answer, []byte("HTTP request to an HTTPS server")) { // from Go's TLS server
 		return 0, nil, fmt.Errorf("%s expects TLS; write --%s https://HOST:PORT", c.address, c.flag)
 	}
 	return res.StatusCode, answer, nil
@@ -211,11 +211,6 @@ func (c *Client) hint(err error) string {
 		listener = "admin-listen"
 	}
 	return "check that the service runs, and that --" + c.flag + " is its " + listener + " address"
-}
-
-// isPlainToTLS reports whether an answer is that of Go's TLS server to a request without TLS.
-func isPlainToTLS(status int, answer []byte) bool {
-	return status == http.StatusBadRequest && bytes.Contains(answer, []byte("HTTP request to an HTTPS server"))
 }
 
 func tlsConfig(o Options) (*tls.Config, error) {

@@ -37,8 +37,6 @@ var dialects = []Dialect{DialectPlain, DialectDraft03, DialectDraft11}
 
 func (d Dialect) isValid() bool { return slices.Contains(dialects, d) }
 
-func dialectList() string { return "plain, draft-03 or draft-11" }
-
 // HeaderNames are the names of the fields of DialectPlain.
 type HeaderNames struct{ Limit, Remaining, Reset string }
 

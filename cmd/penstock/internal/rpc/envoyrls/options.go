@@ -165,7 +165,7 @@ func (o *Options) setDefaults() error {
 	}
 	for _, d := range o.Headers {
 		if !d.isValid() {
-			return fmt.Errorf("%w: %q is not a header dialect; write %s", penstock.ErrInvalid, d, dialectList())
+			return fmt.Errorf("%w: %q is not a header dialect; write plain, draft-03 or draft-11", penstock.ErrInvalid, d)
 		}
 	}
 	return nil

@@ -134,7 +134,8 @@ func newCore(o Options) *Core {
 		rejectedTokenLine: logthrottle.Line{Every: tokenLineInterval},
 		markers:           markers{wanted: make(chan struct{}, 1)},
 	}
-	c.fleet = fleet{core: c, started: time.Now(), host: hostName()}
+	host, _ := os.Hostname() // "" if it is not known
+	c.fleet = fleet{core: c, started: time.Now(), host: host}
 	return c
 }
 

@@ -182,12 +182,3 @@ func (f *fleet) others(ctx context.Context, self string) (all []activity.Instanc
 	})
 	return all, registered, nil
 }
-
-// hostName returns the name of this machine, or "".
-func hostName() string {
-	name, err := os.Hostname()
-	if err != nil {
-		return ""
-	}
-	return name
-}

@@ -22,7 +22,8 @@ import (
 // events may use half of its connections. The streams and all other requests of the API and the
 // dashboard may together use three quarters. The rest is for scrapes and probes.
 func (s *service) newAdmin(connections int) (*server, error) {
-	config, err := s.tlsConfig("admin_listen", adminFiles(s.Settings))
+	files := tlsFiles{cert: s.Settings.AdminTLSCert, key: s.Settings.AdminTLSKey, clientCA: s.Settings.AdminClientCA, prefix: "admin-tls", caName: "admin-client-ca"}
+	config, err := s.tlsConfig("admin_listen", files)
 	if err != nil {
 		return nil, err
 	}

@@ -56,7 +56,7 @@ func (s *service) checkRules(rules *policy.Rules) error {
 
 // newCallers makes the server of a listener where callers get decisions.
 func (s *service) newCallers(runCtx context.Context, l settings.Listener, maxConnections int64) (*server, error) {
-	files := callerFiles(s.Settings)
+	files := tlsFiles{cert: s.Settings.CallerTLSCert, key: s.Settings.CallerTLSKey, clientCA: s.Settings.CallerClientCA, prefix: "caller-tls", caName: "caller-client-ca"}
 	if l.Name == "api" && s.Settings.APIWithoutTLS {
 		files = tlsFiles{}
 	}

@@ -16,18 +16,6 @@ import (
 // clientCA. The names of the settings for cert and key begin with prefix.
 type tlsFiles struct{ cert, key, clientCA, prefix, caName string }
 
-func clientFiles(s settings.Settings) tlsFiles {
-	return tlsFiles{cert: s.TLSCert, key: s.TLSKey, clientCA: s.TLSClientCA, prefix: "tls", caName: "tls-client-ca"}
-}
-
-func callerFiles(s settings.Settings) tlsFiles {
-	return tlsFiles{cert: s.CallerTLSCert, key: s.CallerTLSKey, clientCA: s.CallerClientCA, prefix: "caller-tls", caName: "caller-client-ca"}
-}
-
-func adminFiles(s settings.Settings) tlsFiles {
-	return tlsFiles{cert: s.AdminTLSCert, key: s.AdminTLSKey, clientCA: s.AdminClientCA, prefix: "admin-tls", caName: "admin-client-ca"}
-}
-
 // tlsConfig returns the TLS configuration for a listener, or nil without a certificate. The metrics
 // show under the listener's name when the certificate expires.
 func (s *service) tlsConfig(listener string, files tlsFiles) (*tls.Config, error) {

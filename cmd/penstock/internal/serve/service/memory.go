@@ -92,7 +92,7 @@ const manyGoroutines = 512
 // used up, the response is 503. It has no body, which would wait for a client that reads nothing.
 func (s *service) limitMemory(fixed, copies int64, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		held := heldMemoryOf(r.Context())
+		held, _ := r.Context().Value(heldMemoryKey{}).(*heldMemory)
 		if held != nil {
 			held.beginRequest()
 		}
@@ -254,11 +254,6 @@ func (s *service) withHeldMemory(ctx context.Context, conn net.Conn) context.Con
 	}
 	held.budget = s.memory
 	return context.WithValue(ctx, heldMemoryKey{}, held)
-}
-
-func heldMemoryOf(ctx context.Context) *heldMemory {
-	held, _ := ctx.Value(heldMemoryKey{}).(*heldMemory)
-	return held
 }
 
 // largeBody is the smallest body of Envoy's JSON calls, and the smallest answer over gRPC, that

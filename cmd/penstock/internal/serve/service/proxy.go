@@ -61,7 +61,8 @@ func (s *service) newProxy(runCtx context.Context, budget connectionBudget) (*se
 		handler = s.testHooks.limits(handler)
 	}
 	handler = s.countInFlight(limitHeader(gate, s.Settings.MaxHeader, handler))
-	config, err := s.tlsConfig("listen", clientFiles(s.Settings))
+	files := tlsFiles{cert: s.Settings.TLSCert, key: s.Settings.TLSKey, clientCA: s.Settings.TLSClientCA, prefix: "tls", caName: "tls-client-ca"}
+	config, err := s.tlsConfig("listen", files)
 	if err != nil {
 		return nil, err
 	}

@@ -177,7 +177,7 @@ func Of(l Load) Size {
 	s.MaxMemory = maxMemory(s.Memory)
 	factor, life := 0.0, time.Duration(0)
 	for _, limit := range l.Limits {
-		factor += factorOf(limit)
+		factor += cmp.Or(timeFactors[limit.Algorithm().Title()], customFactor)
 		life = max(life, lifeOf(limit))
 	}
 	// The first limit takes the mean time of all. Each further limit of a string takes a fifth of
@@ -230,13 +230,6 @@ func Sum(all []Size) (total Size) {
 	}
 	total.MaxMemory, total.Servers = maxMemory(total.Memory), servers(total.Cores)
 	return total
-}
-
-func factorOf(l *penstock.Plan) float64 {
-	if f, ok := timeFactors[l.Algorithm().Title()]; ok {
-		return f
-	}
-	return customFactor
 }
 
 // lifeOf returns the longest TTL of a key: 5 s, and twice the time until its state equals that of a
