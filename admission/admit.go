@@ -134,8 +134,7 @@ func (a *Admission) visibleStatus(i int) penstock.Status {
 	return s
 }
 
-// admit evaluates and decides a request with attributes. If its turn comes later, admit waits for
-// the turn.
+// admit evaluates and decides a request with attributes. It waits for a later turn.
 func (a *Admission) admit(r *Request) (Outcome, error) {
 	rules := a.options.Rules
 	if hasAllCharges := rules.EvaluateBeforeAuth(r.Attributes, &a.evaluation); !hasAllCharges {
@@ -298,8 +297,7 @@ func (a *Admission) decideInStore(shadows []*batches.Batch) (latency time.Durati
 	return time.Since(start)
 }
 
-// decide sends the charges to the store. If the request's turn comes later, decide waits for the
-// turn.
+// decide sends the charges to the store. It waits for a later turn.
 func (a *Admission) decide(s *shadows) (Outcome, error) {
 	var sharing []*batches.Batch
 	if s != nil {
@@ -439,8 +437,7 @@ func (a *Admission) observeUndecided(o Outcome, i int, source penstock.Source, l
 	return a.emit()
 }
 
-// emit reports a.event to the observer, unless the request is a peek. It returns the outcome of
-// a.event.
+// emit reports a.event to the observer, unless the request is a peek. It returns its outcome.
 func (a *Admission) emit() Outcome {
 	o := a.event.Outcome
 	a.event.Context = a.ctx

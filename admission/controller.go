@@ -84,8 +84,7 @@ func New(store penstock.Store, rules policy.RuleSource, o Options) (*Controller,
 		c.now = o.Now
 	}
 	c.scratches.New = func() any { return new(scratch) }
-	// Guards have a fallback of their own, and a store in memory needs none. Only their errors are
-	// left.
+	// Guards have a fallback, and a store in memory needs none. Only their errors are left.
 	if _, isMemory := store.(*memstore.Store); isMemory || settings != nil {
 		c.store = c.withLastResort(store)
 	} else {

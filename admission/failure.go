@@ -85,8 +85,7 @@ func isWithoutStore(s penstock.Source) bool {
 	return s == penstock.FromFallback || s == penstock.FromOpen || s == penstock.FromClosed
 }
 
-// isNotCounted reports whether a charge of the limit was not counted anywhere, in a decision from
-// the source.
+// isNotCounted reports whether a charge was counted nowhere, in a decision from the source.
 func isNotCounted(l *policy.Limit, s penstock.Source) bool {
 	if s == penstock.FromOpen {
 		return true

@@ -105,8 +105,7 @@ func chargeOf(u *policy.InventedIdentity) penstock.Charge {
 	return penstock.Charge{Key: u.Address, Plan: u.Limit, Cost: 1}
 }
 
-// startGeneration makes the young generation the old one, if the young one is full. The caller
-// holds no lock.
+// startGeneration makes the young generation the old one if it is full. The caller holds no lock.
 func (s *identities) startGeneration() {
 	for i := range s.stripes {
 		s.stripes[i].mu.Lock()

@@ -110,8 +110,7 @@ func checkChoice(what, value string, known []string) error {
 	return withStatus(exitUsage, fmt.Errorf("unknown %s %q; write %s", what, value, strings.Join(known, " or ")))
 }
 
-// rejectConfigFlag sets the error message for --config on a command that takes its files as
-// arguments.
+// rejectConfigFlag sets the error message for --config of a command that takes files as arguments.
 func rejectConfigFlag(c *cobra.Command, example string) {
 	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		if err.Error() == "unknown flag: --config" {

@@ -52,8 +52,7 @@ func readThreshold(text string, counts, times []string) (*threshold, error) {
 	return t, nil
 }
 
-// isExceeded reports whether a number of the report is too large. A share is a part of another
-// number.
+// isExceeded reports whether a number of the report is too large. of is for shares.
 func (t *threshold) isExceeded(value float64, of int64) bool {
 	if t.isShare {
 		value = value * 100 / float64(max(of, 1))

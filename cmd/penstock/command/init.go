@@ -89,8 +89,7 @@ func firstPolicy(o scaffold.Options) (text string, notes []string, err error) {
 	return text, notes, nil
 }
 
-// create writes a new file. If the file exists, create replaces it if isForced is true, and fails
-// otherwise.
+// create writes a new file. If the file exists, it fails, or replaces it if isForced is true.
 func create(name, text string, isForced bool) error {
 	flags := os.O_WRONLY | os.O_CREATE | os.O_EXCL
 	if isForced {

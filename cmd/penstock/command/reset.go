@@ -106,8 +106,7 @@ type resetReport struct {
 	isUnused bool // the command has found no counter of the key
 }
 
-// newResetReport makes the report of a reset. after is the state of the key after the reset; nil:
-// it is not known.
+// newResetReport makes the report of a reset. after is the key's state after it; nil: not known.
 func newResetReport(identity string, done *keylimits.Reset, unread []string, held []keylimits.Limit, after *keyReport) *resetReport {
 	r := &resetReport{Identity: identity, Reset: done, Unread: unread, Held: held}
 	if after == nil {
@@ -252,8 +251,7 @@ func (a *admin) storeName(ctx context.Context) string {
 	return rediscli.Word(printable.Line(store.Name))
 }
 
-// held returns the limits of requests in flight that hold slots, and that the command does not
-// name.
+// held returns the limits of requests in flight that hold slots, unless the command names one.
 func (r *resetCommand) held(limits []keylimits.Limit) []keylimits.Limit {
 	if r.limit != "" {
 		return nil
@@ -372,8 +370,7 @@ func (r *resetCommand) confirm(c *cobra.Command, key string, limits []keylimits.
 	return confirm(c, fmt.Sprintf("Reset %s of %s?", strings.Join(names, ", "), key), "nothing was reset")
 }
 
-// confirm asks a question at the terminal. Without a yes, it returns an error that says what was
-// not done.
+// confirm asks a question at the terminal. Without a yes, its error says what was not done.
 func confirm(c *cobra.Command, question, nothing string) error {
 	in, isFile := c.InOrStdin().(*os.File)
 	if !isFile || !term.IsTerminal(int(in.Fd())) {

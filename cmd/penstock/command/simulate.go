@@ -110,8 +110,7 @@ func (s *simulateCommand) run(ctx context.Context, out io.Writer, rate string, o
 	return s.print(out, all)
 }
 
-// read reads the arguments: the limit with each algorithm, and the options that are the same for
-// all.
+// read reads the arguments: the limit with each algorithm, and the options of all.
 func (s *simulateCommand) read(rate string, own []*algorithm.Algorithm) (plans []*penstock.Plan, o simulate.Options, err error) {
 	limit, err := penstock.ParseRate(rate)
 	if err != nil {

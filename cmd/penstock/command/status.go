@@ -84,8 +84,7 @@ func newStatus(algorithms []*algorithm.Algorithm) *cobra.Command {
 	return c
 }
 
-// readKey reads a key from a running instance if its address is given, and from the store
-// otherwise.
+// readKey reads a key from a running instance if its address is given, else from the store.
 func readKey(c *cobra.Command, given *storeFlags, instance *adminFlags, wanted keyQuery) (*keyReport, error) {
 	if instance.Address == "" {
 		k, err := openKey(c, given, wanted.key, wanted.rule)

@@ -69,8 +69,7 @@ func thisBuild() build {
 	return b
 }
 
-// line describes the build in one line, with the first 12 digits of the commit, and the day of the
-// commit.
+// line describes the build in one line, with 12 digits of the commit, and its day.
 func (b build) line() string {
 	parts := []string{b.Go, b.Platform}
 	if b.Commit != "" {

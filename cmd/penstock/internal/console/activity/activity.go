@@ -228,8 +228,7 @@ func (r *Recorder) observeNear(c *penstock.Charge, random uint32) {
 	}
 }
 
-// observeUnits adds the units that a request has spent. Slots do not count, because they are
-// returned.
+// observeUnits adds the units that a request has spent. Slots are returned, so they do not count.
 func (r *Recorder) observeUnits(charges []penstock.Charge, gap uint32) {
 	for i := range charges {
 		if c := &charges[i]; c.Cost > 0 && !c.Plan.Algorithm().NeedsHolder() {
@@ -278,8 +277,7 @@ func (r *Recorder) localHash(plan *penstock.Plan, key string) uint64 {
 	return hash
 }
 
-// sharedHash returns a hash of a limit and a key. All instances with the same seed get the same
-// hash.
+// sharedHash returns a hash of a limit and a key. Instances with one seed get one hash.
 func sharedHash(seed uint64, plan *penstock.Plan, key string) uint64 {
 	if plan != nil {
 		seed ^= plan.ID()[0]

@@ -43,8 +43,7 @@ func (d *distinctCounter) isRecent(local uint64) bool {
 	return d.recent[local%uint64(len(d.recent))].Load() == local
 }
 
-// add adds an item. If another goroutine is adding one, add does not wait: the item counts as
-// missed.
+// add adds an item. If another goroutine is adding one, the item counts as missed.
 func (d *distinctCounter) add(local uint64, h DistinctHash) {
 	if h.Hash > d.largest.Load() {
 		d.recent[local%uint64(len(d.recent))].Store(local)
@@ -172,8 +171,7 @@ func (d *Distinct) Cut(n int) {
 	d.Size = min(d.Size, n)
 }
 
-// MergeDistinct merges the counts of several instances, or of several minutes. All must use the
-// same seed.
+// MergeDistinct merges the counts of several instances or minutes. All must use the same seed.
 func MergeDistinct(parts ...*Distinct) *Distinct {
 	all := &Distinct{Size: distinctSize}
 	seen := make(map[uint64]bool)

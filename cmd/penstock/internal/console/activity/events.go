@@ -140,8 +140,7 @@ func (e *Event) addDetail(prefix string, a slog.Attr) {
 	}
 }
 
-// eventText returns the first maxEventText bytes of a text, without characters that could control a
-// terminal.
+// eventText returns the first maxEventText bytes of a text. None can control a terminal.
 func eventText(text string) string {
 	text = printable.Line(text)
 	return strings.ToValidUTF8(text[:min(len(text), maxEventText)], "")

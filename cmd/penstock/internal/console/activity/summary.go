@@ -102,8 +102,7 @@ type packedDistinct struct {
 	Names  [][]string `json:"names"`  // for each limit, its rule and its name
 }
 
-// Text packs the summary. If the text would be too long, Text leaves out the lightest items and
-// some hashes.
+// Text packs the summary. If it would be too long, the lightest items and some hashes are left out.
 func (s *Summary) Text() (string, error) {
 	items, keys := summaryItems, summaryKeys
 	for {
@@ -300,8 +299,7 @@ func (p *packedDistinct) unpack() (*Distinct, error) {
 	return d, nil
 }
 
-// isLabel reports whether a text may be the name of a rule, a limit or a series: printable ASCII
-// without spaces.
+// isLabel reports whether a text may be the name of a rule, limit or series: visible ASCII.
 func isLabel(text string) bool {
 	if len(text) > maxField {
 		return false

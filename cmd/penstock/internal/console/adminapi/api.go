@@ -276,8 +276,7 @@ func (h *Handler) CheckOrigin(req *http.Request) error {
 	return nil
 }
 
-// isForeign reports whether, by the headers of the browser, a page of another origin has sent the
-// request.
+// isForeign reports whether a page of another origin has sent the request, by its headers.
 func isForeign(req *http.Request) bool {
 	switch req.Header.Get("Sec-Fetch-Site") {
 	case "cross-site", "same-site":

@@ -356,8 +356,7 @@ func readAt(second func() int64, read func()) int64 {
 	}
 }
 
-// number reads a parameter that is a number from 1 to most. If it is missing, number returns
-// ifMissing.
+// number reads a parameter that is a number from 1 to most. Without it, number returns ifMissing.
 func number(q url.Values, name string, ifMissing, most int) (int, error) {
 	if !q.Has(name) {
 		return ifMissing, nil

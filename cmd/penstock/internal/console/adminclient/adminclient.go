@@ -243,8 +243,7 @@ type target struct {
 	scheme, host, path string // of requests; the path has no slash at its end
 }
 
-// targetOf reads an address. If the host is empty, 0.0.0.0 or ::, the target is the loopback
-// address.
+// targetOf reads an address. Without a host, or with 0.0.0.0 or ::, it is the loopback address.
 func targetOf(text string) (t target, err error) {
 	if path, ok := strings.CutPrefix(text, "unix:"); ok {
 		if path = strings.TrimPrefix(path, "//"); path == "" {

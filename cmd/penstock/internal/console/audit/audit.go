@@ -179,8 +179,7 @@ type File struct {
 	mu   sync.Mutex // held while a line is appended
 }
 
-// Open makes the file if it does not exist, and checks that it can be written. A new file has the
-// mode 0600.
+// Open makes the file if it does not exist, and checks that it can be written. Its mode is 0600.
 func Open(path string) (*File, error) {
 	f := &File{path: path}
 	if err := f.check(); err != nil {

@@ -14,8 +14,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/console/adminapi"
 )
 
-// A chart shows numbers over time, as a picture and as a table. With JavaScript, the picture is
-// live.
+// A chart shows numbers over time, as a picture and a table. With JavaScript, it is live.
 type chart struct {
 	ID, Title, Note string
 	Unit            string // /s or ms
@@ -248,8 +247,7 @@ func axisStep(most float64) float64 {
 	}
 }
 
-// axisEnd returns the upper end of an axis: the first tick that is at least most. Without numbers
-// it is 1.
+// axisEnd returns the upper end of an axis: the first tick from most on; 1 without numbers.
 func axisEnd(most float64) float64 {
 	if most <= 0 {
 		return 1

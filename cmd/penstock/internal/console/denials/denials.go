@@ -79,8 +79,7 @@ const maxQueued = 64
 // replaced, the log, and one in reserve.
 const MaxReaders = 66
 
-// A Reader gets samples of denials on C until it leaves. Denials that it does not take in time are
-// skipped.
+// A Reader gets samples of denials on C until it leaves. Those that it takes too late are skipped.
 type Reader struct {
 	C chan Denial
 
@@ -165,8 +164,7 @@ func (r *Reader) offer(d Denial) {
 	}
 }
 
-// denialOf makes a Denial from an event. It copies the key, because the caller may reuse the key's
-// memory.
+// denialOf makes a Denial from an event. It copies the key, whose memory may be reused.
 func (r *Recorder) denialOf(e *admission.Event) Denial {
 	d := Denial{Time: time.Now(), Rule: e.Rule, Limit: e.Limit, Key: strings.Clone(e.Key), Outcome: e.Outcome, Source: e.Source}
 	if e.Decision != nil {

@@ -422,8 +422,7 @@ func (l *Limit) DenyCacheTTL() time.Duration {
 	return max(cmp.Or(l.guard.DenyCacheTTL, byDefault), 0)
 }
 
-// HasLease reports whether instances may hold leased units of the limit. A reset does not clear
-// them.
+// HasLease reports whether instances may hold leased units of the limit. A reset keeps them.
 func (l *Limit) HasLease() bool { return l.guard.Lease > 0 }
 
 // Milliseconds returns d in milliseconds, rounded up. penstock.Never becomes -1.

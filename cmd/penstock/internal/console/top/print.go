@@ -59,8 +59,7 @@ type printer struct {
 	lines    []string
 }
 
-// columnWidth returns the width of a column: width, or what the longest text needs if no line is
-// cut.
+// columnWidth returns the width of a column: width, or that of the longest text if no line is cut.
 func (p *printer) columnWidth(width int, texts ...string) int {
 	for _, text := range texts {
 		if p.showsAll {
@@ -534,8 +533,7 @@ func counted(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// fit cuts a text to a width. It counts each character as one column, because characters of two
-// columns are rare.
+// fit cuts a text to a width. Each character counts as one column; those of two are rare.
 func fit(text string, width int) string {
 	characters := []rune(text)
 	if len(characters) <= width {

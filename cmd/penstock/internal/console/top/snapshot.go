@@ -48,8 +48,7 @@ func Read(ctx context.Context, get GetFunc, rule string) (*Snapshot, error) {
 	return s, nil
 }
 
-// Refresh reads State and Now again, because they are the first to show an outage. It keeps the
-// other parts.
+// Refresh reads State and Now again, because they show an outage first. It keeps the other parts.
 func (s *Snapshot) Refresh(ctx context.Context, get GetFunc) error {
 	s.State, s.Now = adminapi.State{}, adminapi.History{}
 	if err := get(ctx, "state", &s.State); err != nil {

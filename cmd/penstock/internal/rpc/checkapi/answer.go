@@ -16,8 +16,7 @@ import (
 // never stands for penstock.Never in retry_after_ms.
 const never = -1
 
-// inMS returns d in milliseconds. It rounds up, so that a caller that waits this long is never too
-// early.
+// inMS returns d in milliseconds. It rounds up, so that no caller retries too early.
 func inMS(d time.Duration) int64 {
 	switch {
 	case d == penstock.Never:

@@ -24,8 +24,7 @@ const (
 	maxDescriptorValue = 1024 // characters
 )
 
-// attributes are the attributes of a request that a caller describes. They implement
-// policy.Attributes.
+// attributes are the policy.Attributes of a request that a caller describes.
 type attributes struct {
 	values      [policy.KindRawQuery + 1]string // of the kinds that have one value
 	headers     map[string][]string             // by canonical name

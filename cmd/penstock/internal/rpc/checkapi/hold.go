@@ -112,8 +112,7 @@ func (s *Service) slots(t *idContent) (held slots) {
 	return held
 }
 
-// life returns how long all slots are held after they are acquired or renewed: the shortest of
-// their periods.
+// life returns how long all slots are held once acquired or renewed: the shortest of their periods.
 func (held slots) life() (life time.Duration) {
 	for i := range held {
 		if period := held[i].Plan.Limit().Period; life == 0 || period < life {

@@ -74,8 +74,7 @@ func (s *idCipher) encrypt(kind string, t *idContent) (string, error) {
 	return base64.RawURLEncoding.EncodeToString(s.aead.Seal(nil, nil, text, []byte(kind))), nil
 }
 
-// decrypt returns the content of an id. It fails if the id was made for another kind or with
-// another secret.
+// decrypt returns the content of an id. It fails if the kind or the secret is another.
 func (s *idCipher) decrypt(kind, id string) (*idContent, error) {
 	const remedy = "; write the id of a %s as the service gave it"
 	wrong := func(why string) error { return failf(codes.NotFound, "id: "+why+remedy, kind) }

@@ -201,8 +201,7 @@ func (f *tokenReader) checkValue(first []byte, field protoreflect.FieldDescripto
 	return nil
 }
 
-// isWhole reports whether a JSON number is whole. It reads the text, because ParseFloat rounds
-// 1e-400 to 0.
+// isWhole reports whether a JSON number is whole. It reads the text: ParseFloat rounds 1e-400 to 0.
 func isWhole(text string) bool {
 	digits, exponentText, hasExponent := strings.Cut(strings.ToLower(strings.TrimPrefix(text, "-")), "e")
 	exponent := 0

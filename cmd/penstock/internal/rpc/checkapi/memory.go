@@ -20,8 +20,7 @@ const (
 	// which nothing is taken from Options.Memory.
 	smallCall = 16 << 10
 
-	// memoryPerByte is how many bytes a body takes for each of its bytes: itself, and the decoded
-	// request.
+	// memoryPerByte is how many bytes each byte of a body takes: itself, and the decoded request.
 	memoryPerByte = 8
 
 	// memoryOfCheck is what a request of a batch takes until its answer is written, in bytes.
@@ -38,8 +37,7 @@ var errNoMemory = &failure{
 	code: codes.Unavailable, text: "large calls in flight use all memory of the instance; nothing was charged", retryAfter: unavailableRetry,
 }
 
-// heldMemory is what a call has taken from a Memory. Nil stands for a small call without a
-// batch.
+// heldMemory is what a call has taken from a Memory. It is nil for a small call without a batch.
 type heldMemory struct {
 	memory Memory
 	bytes  int64

@@ -58,8 +58,7 @@ const (
 	defaultMaxParallel = 1024
 )
 
-// A Service implements the calls of the API. Make one with New. Many goroutines may use it at the
-// same time.
+// A Service implements the calls of the API. Make one with New. It is safe for concurrent use.
 type Service struct {
 	store      penstock.Store
 	controller *admission.Controller

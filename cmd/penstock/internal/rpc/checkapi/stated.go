@@ -177,8 +177,7 @@ func withoutKind(err error) string {
 	return strings.TrimPrefix(err.Error(), penstock.ErrInvalid.Error()+": ")
 }
 
-// milliseconds converts a number of milliseconds. A number that is too large becomes the longest
-// duration.
+// milliseconds converts a number of milliseconds. Too large a number becomes the longest duration.
 func milliseconds(n int64) time.Duration {
 	const longest = math.MaxInt64 / int64(time.Millisecond)
 	return time.Duration(min(n, longest)) * time.Millisecond

@@ -28,8 +28,7 @@ func (c *Config) Domains() []string {
 	return names
 }
 
-// Limits returns all limits in the order of the files. The Index of a Limit is its index in this
-// list.
+// Limits returns all limits in the order of the files. Limit.Index is the index in this list.
 func (c *Config) Limits() []*Limit { return c.limits }
 
 // Warnings returns what is probably wrong in the files although envoyproxy/ratelimit accepts it.

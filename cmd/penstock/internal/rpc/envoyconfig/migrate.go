@@ -208,8 +208,7 @@ func (l *Limit) identity() string {
 	return "{all_of: [" + strings.Join(parts, ", ") + "]}"
 }
 
-// kindOf makes the kind of an identity from the key of an entry. n is how many identities precede
-// it.
+// kindOf makes the kind of an identity from the key of an entry. n identities precede it.
 func kindOf(key string, n int) string {
 	var b strings.Builder
 	for _, r := range strings.ToLower(key) {

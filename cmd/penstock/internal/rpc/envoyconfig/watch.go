@@ -146,8 +146,7 @@ func Watch(dir string, o WatchOptions) (*Watcher, error) {
 // Config returns the configuration in force.
 func (w *Watcher) Config() *Config { return w.config.Load() }
 
-// Reload loads the files now, even if none has changed. After an error the old configuration stays
-// in force.
+// Reload loads the files now, even if none has changed. After an error the old configuration stays.
 func (w *Watcher) Reload() error {
 	if w.changes.IsClosed() {
 		return errClosed

@@ -55,8 +55,7 @@ type appliedLimit struct {
 	reset     int64 // seconds
 }
 
-// A kind is what happens to a descriptor. The kinds after refuse are charges, which the store
-// decides.
+// A kind is what happens to a descriptor. The store decides those after refuse: charges.
 type kind uint8
 
 const (
@@ -272,14 +271,12 @@ func (c *call) decideRound(ctx context.Context) error {
 
 func (c *call) beginRound() admission.ExplicitCharges {
 	c.compose()
-	// Reuse is nil, so that each Admission is new memory: guards may use the context in it even after
-	// Done.
+	// Reuse is nil, so that each Admission is new: guards may use its context even after Done.
 	c.round.DenyIf, c.round.Rules = isOver, c.rules
 	return c.round
 }
 
-// isPlain reports whether the next round has charges, and all of them are enforced: none is a
-// shadow or a quota.
+// isPlain reports whether the next round has charges, and none of them is a shadow or a quota.
 func (c *call) isPlain() bool {
 	if len(c.pending) == 0 || len(c.policyShadows) > 0 || c.engine.options.ShadowMode {
 		return false
@@ -407,8 +404,7 @@ func (it *appliedLimit) sharesCounter(other *appliedLimit) bool {
 // the next round. i is the limit's index in c.limits.
 func (c *call) join(i int, it, other *appliedLimit, charge *penstock.Charge) {
 	isAlike := it.kind == other.kind && it.limit.current == other.limit.current && it.isShadow == other.isShadow && it.isQuota == other.isQuota
-	// In mode Exact, each charge changes what later charges of its counter find. Checks change
-	// nothing.
+	// In mode Exact, each charge changes what later ones of its counter find. Checks change nothing.
 	needsOrder := c.isExact() && (it.kind != check || c.hasEarlierWaiter(it))
 	if !isAlike || needsOrder {
 		c.nextRound = append(c.nextRound, i)

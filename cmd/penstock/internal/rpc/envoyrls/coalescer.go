@@ -90,8 +90,7 @@ func (g *coalescer) enter(call *waitingCall) (list []*waitingCall, isWaiting boo
 	return g.takeLocked(call), false
 }
 
-// leave removes a call that waits. It returns false if the list of this call is in progress or has
-// ended.
+// leave removes a call that waits. It returns false if its list is in progress or has ended.
 func (g *coalescer) leave(call *waitingCall) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

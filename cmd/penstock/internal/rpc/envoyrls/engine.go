@@ -14,8 +14,7 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// An Engine decides requests by a configuration. Make one with New. Several goroutines may use it
-// at the same time.
+// An Engine decides requests by a configuration. Make one with New. It is safe for concurrent use.
 type Engine struct {
 	controller *admission.Controller
 	options    Options

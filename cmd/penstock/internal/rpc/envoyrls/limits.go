@@ -32,8 +32,7 @@ type overrides struct {
 	events map[string]*policy.Limit // by domain: the one limit that events name for all overrides of the domain
 }
 
-// The bounds of the caches that requests fill, in entries. To compile a dropped limit again takes a
-// few microseconds.
+// The bounds of the caches that requests fill, in entries. Compiling a limit again takes a few µs.
 const (
 	maxMetricPaths = 1000
 	maxOverrides   = 1024

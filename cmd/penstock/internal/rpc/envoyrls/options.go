@@ -174,8 +174,7 @@ func (o *Options) setDefaults() error {
 // group is the penstock.Limit.Group of all limits of an engine, except those of a policy.
 const group = "envoy.rls"
 
-// Group returns the penstock.Limit.Group of Envoy's limits. No rule of a policy may have this
-// name.
+// Group returns the penstock.Limit.Group of Envoy's limits. No rule may have this name.
 func Group() string { return group }
 
 // Settings returns the guard settings of the engine's limits, for guard.Options and

@@ -178,8 +178,7 @@ func (c *call) matchPolicy(s *ruleset) error {
 	return nil
 }
 
-// product multiplies two costs. If the result is above penstock.MaxCost, it returns MaxCost and
-// false.
+// product multiplies two costs. Above penstock.MaxCost, it returns MaxCost and false.
 func product(a, b int64) (cost int64, ok bool) {
 	if a > 0 && b > penstock.MaxCost/a {
 		return penstock.MaxCost, false

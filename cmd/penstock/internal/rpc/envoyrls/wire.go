@@ -40,8 +40,7 @@ func (e *Engine) DecideMessage(ctx context.Context, request []byte) ([]byte, err
 	return response, nil
 }
 
-// A Message is an encoded request of a list, and its result: Response, or Err, which is a gRPC
-// status.
+// A Message is an encoded request of a list, and its result: Response, or Err, a gRPC status.
 type Message struct {
 	Request, Response []byte
 	Err               error

@@ -225,8 +225,7 @@ func escapeNonASCII(content []byte) []byte {
 	return escaped
 }
 
-// descriptors converts descriptors to the structure of the files. The files are YAML, which
-// includes JSON.
+// descriptors converts descriptors to the structure of the files: YAML, which includes JSON.
 func descriptors(list []*configv3.RateLimitDescriptor) []any {
 	all := make([]any, 0, len(list))
 	for _, d := range list {

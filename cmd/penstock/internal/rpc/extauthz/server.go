@@ -139,8 +139,7 @@ func headersOf(r *authv3.AttributeContext_HttpRequest) http.Header {
 	return headers
 }
 
-// addressOf returns an address in the form of http.Request.RemoteAddr: "@" for a pipe, and "" for
-// no address.
+// addressOf returns an address in the form of http.Request.RemoteAddr: "@" for a pipe, "" for none.
 func addressOf(a *corev3.Address) string {
 	switch {
 	case a.GetPipe() != nil:
@@ -170,8 +169,7 @@ func (r *recorder) Write(p []byte) (int, error) {
 	return r.body.Write(p)
 }
 
-// headerOptions returns the headers of the response for Envoy. Each replaces other headers of the
-// same name.
+// headerOptions returns the headers of the response for Envoy. Each replaces others of its name.
 func (r *recorder) headerOptions() (all []*corev3.HeaderValueOption) {
 	for name, values := range r.header {
 		all = append(all, &corev3.HeaderValueOption{
@@ -226,8 +224,7 @@ func statusOf(status int) *typev3.HttpStatus {
 	return &typev3.HttpStatus{Code: code}
 }
 
-// failed returns the response for a request without a decision. Envoy's failure_mode_allow then
-// decides.
+// failed returns the response for a request without a decision. Then failure_mode_allow decides.
 func failed(reason string) *authv3.CheckResponse {
 	return &authv3.CheckResponse{
 		Status: &rpcstatus.Status{Code: int32(codes.Unavailable), Message: reason},

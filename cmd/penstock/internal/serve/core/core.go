@@ -195,8 +195,7 @@ func (c *Core) open(ctx context.Context) error {
 	return nil
 }
 
-// LimitSettings returns how the guards treat a limit. The limit may be one that the current rules
-// do not have.
+// LimitSettings returns how the guards treat a limit. The current rules may not have it.
 func (c *Core) LimitSettings(plan *penstock.Plan) guard.Settings {
 	if s := c.Rules().Settings(plan); s != (guard.Settings{}) {
 		return s
@@ -349,8 +348,7 @@ type StoreState struct {
 	Instances int                    // how many instances share the limits if the store fails
 }
 
-// StoreState returns the state of the store as this instance has seen it. It does not call the
-// store.
+// StoreState returns the state of the store as this instance has seen it. It calls no store.
 func (c *Core) StoreState() StoreState {
 	s := StoreState{Reason: c.health.currentReason(), Instances: 1}
 	if servers := c.monitor.latestHealth().Servers; servers != nil {

@@ -143,8 +143,7 @@ func (f *fleet) readLocked(ctx context.Context) *activity.Fleet {
 // maxOffenders is how many keys of each kind a fleet shows at most.
 const maxOffenders = 100
 
-// others returns the summaries of all instances but the one named self, and how many instances are
-// registered.
+// others returns the summaries of all instances but self, and how many instances are registered.
 func (f *fleet) others(ctx context.Context, self string) (all []activity.Instance, registered int, err error) {
 	if f.store == nil {
 		return nil, 1, errNoStore

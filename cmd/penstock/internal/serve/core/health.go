@@ -95,8 +95,7 @@ func (h *health) answered() {
 	}
 }
 
-// storeDownAtStart records that the store makes no decision at the start, and why. The caller logs
-// the error.
+// storeDownAtStart records that the store decides nothing at the start, and why. It logs nothing.
 func (h *health) storeDownAtStart(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

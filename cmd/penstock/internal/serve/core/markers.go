@@ -107,8 +107,7 @@ func (c *Core) isOther(marker string) bool {
 	return others != nil && (*others)[marker]
 }
 
-// readMarkers reads the markers of the other instances when isOther has asked for it, until ctx
-// ends.
+// readMarkers reads the markers of the other instances when isOther asks for it, until ctx ends.
 func (c *Core) readMarkers(ctx context.Context) {
 	tick := time.NewTicker(markersEvery)
 	defer tick.Stop()

@@ -192,12 +192,10 @@ func (r *rules) digestInForce() string {
 	return r.digest
 }
 
-// closeTimeout is how long close waits for a reload in progress. A large file or a slow disk can
-// take longer.
+// closeTimeout is how long close waits for a reload in progress. A large file can take longer.
 const closeTimeout = time.Second
 
-// close stops watching. It waits up to closeTimeout for a reload in progress, which may continue
-// after that.
+// close stops watching. It waits up to closeTimeout for a reload, which may go on after that.
 func (r *rules) close() {
 	if r.watcher == nil {
 		return

@@ -57,8 +57,7 @@ func (m *storeMonitor) run(ctx context.Context) {
 	}
 }
 
-// check reads the servers' state once. A panic, because of what a server replies, ends only this
-// read.
+// check reads the servers' state once. A panic, due to a reply, ends only this read.
 func (m *storeMonitor) check(ctx context.Context) {
 	defer panicked.Recover("the state of the store's servers is read")
 	ctx, cancel := context.WithTimeout(ctx, serversTimeout)

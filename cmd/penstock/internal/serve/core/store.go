@@ -29,8 +29,7 @@ func MaxCounters() int {
 	return int(min(10_000_000, memory.Size(math.MaxInt64)/2/100))
 }
 
-// openStore opens the store without connecting. Its error wraps penstock.ErrInvalid and shows no
-// password.
+// openStore opens the store without connecting. Its error wraps ErrInvalid and shows no password.
 func openStore(s settings.Settings, log *slog.Logger) (store, error) {
 	if s.Store == "" {
 		return store{

@@ -154,8 +154,7 @@ func readsMorePaths(old, next policy.Paths) bool {
 		old.StripParameters && !next.StripParameters || !old.KeepEncodedSlash && next.KeepEncodedSlash
 }
 
-// algorithmOf returns the algorithm of a limit. It returns "" for new_identities, which has no
-// choice of one.
+// algorithmOf returns the algorithm of a limit. It returns "" for new_identities, which has none.
 func algorithmOf(rules *policy.Rules, rule, limit string) string {
 	l := rules.Limit(rule, limit)
 	switch {
@@ -174,8 +173,7 @@ func hasMatch(rules, old *policy.Rules, name string) bool {
 	return now.Covers(before) && implies(before.Match.Where, now.Match.Where)
 }
 
-// implies reports whether b is true of each request of which a is true, as far as their values
-// show.
+// implies reports whether b is true whenever a is true, as far as their values show.
 func implies(a, b policy.Condition) bool {
 	for i := range b {
 		if !slices.ContainsFunc(a, func(t policy.Test) bool { return t.IsCoveredBy(b[i]) }) {

@@ -16,8 +16,7 @@ const maxLines = 1024
 // closeTimeout is how long Close waits until the queued lines are written.
 const closeTimeout = time.Second
 
-// A Sink is an io.Writer that gets one line with each Write. It may be used by many goroutines at
-// once.
+// A Sink is an io.Writer that gets one line with each Write. It is safe for concurrent use.
 type Sink struct {
 	to    io.Writer
 	lost  atomic.Int64  // lines that were not written

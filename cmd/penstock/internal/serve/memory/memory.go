@@ -16,8 +16,7 @@ type Budget struct {
 	taken     atomic.Int64
 }
 
-// New makes a Budget of size bytes. onRefused is called for each request that is refused. It must
-// be quick.
+// New makes a Budget of size bytes. onRefused is called for each refused request. It must be quick.
 func New(size int64, onRefused func()) *Budget {
 	return &Budget{size: size, onRefused: onRefused}
 }

@@ -105,8 +105,7 @@ func (m *Metrics) Each(f func(rule Rule, name string, n uint64)) {
 	f(Rule{}, activity.Uncounted, m.Uncounted())
 }
 
-// AddLinesLost registers the number of lost log lines. Each scrape calls lost. AddLinesLost is
-// called once.
+// AddLinesLost registers the number of lost log lines. Each scrape calls lost. Call it once.
 func (m *Metrics) AddLinesLost(lost func() int64) {
 	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "rate_limiter_log_lines_lost_total",

@@ -41,8 +41,7 @@ func (c *framedConn) expect(giveUp context.CancelCauseFunc) {
 	c.giveUp, c.isSent = giveUp, false
 }
 
-// beginWrite must be called before each write. If it fails, the upstream receives no part of the
-// request.
+// beginWrite must be called before each write. If it fails, the upstream receives nothing.
 func (c *framedConn) beginWrite() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -126,8 +125,7 @@ type headParser struct {
 	line         []byte // the first bytes of the current line
 }
 
-// maxLine is how many bytes of a line are kept: enough for the longer of both header names, and
-// some spaces.
+// maxLine is how many bytes of a line are kept: enough for both header names, and some spaces.
 const maxLine = 32
 
 // parse parses p. It returns where connectionClose must be inserted, or -1.

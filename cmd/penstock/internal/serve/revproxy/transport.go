@@ -13,8 +13,7 @@ import (
 	"time"
 )
 
-// newTransport makes the transport to the upstream. It also returns the URL that requests on it
-// must have.
+// newTransport makes the transport to the upstream. It returns the URL for requests, too.
 func newTransport(o Options) (*url.URL, *http.Transport) {
 	target := *o.Upstream
 	dialer := &net.Dialer{Timeout: o.ConnectTimeout, KeepAlive: 30 * time.Second} // as http.DefaultTransport
@@ -65,8 +64,7 @@ func frame(conn net.Conn, err error) (net.Conn, error) {
 	return &framedConn{Conn: conn}, nil
 }
 
-// dialTLS connects, and wraps connections that do not use HTTP/2. net/http handles a *tls.Conn with
-// HTTP/2 itself.
+// dialTLS connects, and wraps connections that do not use HTTP/2. net/http handles HTTP/2 itself.
 func dialTLS(dialer *net.Dialer, config *tls.Config, timeout time.Duration) func(ctx context.Context, network, address string) (net.Conn, error) {
 	config = config.Clone()
 	config.NextProtos = []string{"h2", "http/1.1"}

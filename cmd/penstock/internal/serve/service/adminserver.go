@@ -69,8 +69,7 @@ func (s *service) newAdmin(connections int) (*server, error) {
 	return server, nil
 }
 
-// newAdminAPI makes the handler of the admin API. It serves at most streams readers of events at a
-// time.
+// newAdminAPI makes the handler of the admin API. It serves up to streams readers of events.
 func (s *service) newAdminAPI(streams int) *adminapi.Handler {
 	keys := redisstore.Options{Prefix: s.Settings.Prefix, Secret: s.Settings.KeyHashSecret}
 	identities := s.Settings.Identities(s.sharedSecret)

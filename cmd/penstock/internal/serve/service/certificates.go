@@ -80,8 +80,7 @@ func (c *certificates) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	return c.current, nil
 }
 
-// expiry returns when the current certificate expires. It reads the files again if they have
-// changed.
+// expiry returns when the current certificate expires. It reads files that have changed.
 func (c *certificates) expiry() time.Time {
 	current, _ := c.get(nil) // its error is always nil
 	return current.Leaf.NotAfter

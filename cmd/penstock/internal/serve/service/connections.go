@@ -150,8 +150,7 @@ func (c *limitedUnix) Close() error {
 	return c.UnixConn.Close()
 }
 
-// openListener listens on host:port, or on unix:/path. It replaces a socket that no process listens
-// on.
+// openListener listens on host:port, or on unix:/path. It replaces an abandoned socket.
 func openListener(ctx context.Context, address string) (net.Listener, error) {
 	var config net.ListenConfig
 	path, isUnix := strings.CutPrefix(address, "unix:")
@@ -176,8 +175,7 @@ func openListener(ctx context.Context, address string) (net.Listener, error) {
 	return config.Listen(ctx, "unix", path)
 }
 
-// connectionsFull returns a function that logs that a listener is at its limit, at most once a
-// minute.
+// connectionsFull returns a function that logs, at most once a minute, that a listener is full.
 func (s *service) connectionsFull(name string, limit int64) func() {
 	line := &logthrottle.Line{Every: time.Minute}
 	return func() {

@@ -202,8 +202,7 @@ func (e *envoy) use(ctx context.Context, c *envoyconfig.Config) error {
 	return nil
 }
 
-// afterFirstLimits calls f once limits are in force: now, or after the control plane has sent the
-// first limits.
+// afterFirstLimits calls f once limits are in force: now, or after the control plane sends some.
 func (e *envoy) afterFirstLimits(f func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -221,8 +220,7 @@ func (e *envoy) health(context.Context) (admin.State, string) {
 	return admin.OK, ""
 }
 
-// addName adds an event name that a request has created, because its limit has detailed_metric or
-// value_to_metric.
+// addName adds an event name of a request: its limit has detailed_metric or value_to_metric.
 func (e *envoy) addName(name envoyrls.EventName) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -235,8 +235,7 @@ func (c *grpcCalls) newAuthenticator(tokens ...[]byte) authenticator {
 	}
 }
 
-// interceptUnary handles all calls that are not streams, with metrics, spans and recovery from
-// panics.
+// interceptUnary handles calls that are no streams, with metrics, spans and recovery from panics.
 func (c *grpcCalls) interceptUnary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (answer any, err error) {
 	callIn(ctx).end()
 	c.service.inFlight.Add(1)

@@ -104,8 +104,7 @@ func Run(ctx context.Context, o Options) error {
 	if o.LinesLost != nil {
 		s.metrics.AddLinesLost(o.LinesLost)
 	}
-	// Requests and background work use runCtx. It outlives ctx, so that they can continue during the
-	// drain.
+	// Requests and background work use runCtx. It outlives ctx, so that they go on during the drain.
 	runCtx, cancelRun := context.WithCancelCause(context.WithoutCancel(ctx))
 	s.cancelRun = cancelRun
 	defer s.close()
@@ -178,8 +177,7 @@ func (s *service) open(runCtx context.Context) error {
 	if s.testHooks.budget != nil {
 		s.testHooks.budget(&budget)
 	}
-	// Clients and callers have equal shares, unless one is 0 because nothing listens for such
-	// connections.
+	// Clients and callers have equal shares, unless one is 0 because nothing listens for them.
 	if possible := max(budget.clients, budget.callers); possible < s.Settings.MaxConnections/2 {
 		s.Log.Warn("this process may open too few files for max_connections; raise its limit (ulimit -n)", "connections", possible, "max_connections", s.Settings.MaxConnections)
 	}
@@ -375,8 +373,7 @@ func (s *service) sendDemoTraffic(ctx context.Context) (wait func()) {
 	return running.Wait
 }
 
-// addressOf returns the address of a listener as settings and flags take it: host:port or
-// unix:/path.
+// addressOf returns the address of a listener as settings take it: host:port or unix:/path.
 func addressOf(l net.Listener) string {
 	if a, ok := l.Addr().(*net.UnixAddr); ok {
 		return "unix:" + a.Name

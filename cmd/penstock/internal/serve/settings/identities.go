@@ -9,8 +9,7 @@ import (
 	"github.com/penstock/penstock/internal/rediskeys"
 )
 
-// SharedSecret derives a secret from all secrets that instances share. If there are none, the
-// result is random.
+// SharedSecret derives a secret from all secrets that instances share. Without any, it is random.
 func (s *Settings) SharedSecret() []byte {
 	if len(s.OperatorToken)+len(s.KeyHashSecret)+len(s.CallerToken) == 0 {
 		return []byte(rand.Text())

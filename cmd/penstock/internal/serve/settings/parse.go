@@ -413,8 +413,7 @@ func isLocal(address string) bool {
 	return host == "localhost" || err == nil && addr.IsLoopback()
 }
 
-// isThisMachine reports whether a host is a loopback address or stands for all addresses of this
-// machine.
+// isThisMachine reports whether a host is a loopback address or all addresses of this machine.
 func isThisMachine(host string) bool {
 	addr, err := netip.ParseAddr(host)
 	return host == "" || host == "localhost" || err == nil && (addr.IsLoopback() || addr.IsUnspecified())

@@ -116,8 +116,7 @@ func (b *body) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// clearDeadline removes the deadline for HTTP/2: there, a deadline that passes ends the body even
-// while nobody reads.
+// clearDeadline removes the deadline for HTTP/2, where it would end a body that nobody reads.
 func (b *body) clearDeadline() {
 	if b.isHTTP2 {
 		b.deadlines.setRead(time.Time{})

@@ -198,8 +198,7 @@ func Open(o Options) *Telemetry {
 	return t
 }
 
-// Spans returns the observer that makes a span for each decision. It is nil if spans are not
-// exported.
+// Spans returns the observer that makes a span for each decision. It is nil without exports.
 func (t *Telemetry) Spans() *penstockotel.Spans {
 	if t == nil {
 		return nil
@@ -258,8 +257,7 @@ func newResource(ctx context.Context, o Options) *resource.Resource {
 // errorInterval is the shortest time between two log lines about errors of exporters.
 const errorInterval = 10 * time.Second
 
-// logErrors makes the SDK write its errors to the log. The SDK has one error handler for the whole
-// process.
+// logErrors makes the SDK write its errors to the log. The SDK has one handler in each process.
 func logErrors(log *slog.Logger) {
 	line := &logthrottle.Line{Every: errorInterval}
 	otel.SetLogger(logr.New(sdkLog{log}))

@@ -70,8 +70,7 @@ func replicasIn(info map[string]string) (addresses []string) {
 	return addresses
 }
 
-// discoverBehindSentinel reads the primary and its replicas from the Sentinels, and connects to
-// them.
+// discoverBehindSentinel connects to the primary and its replicas that the Sentinels name.
 func (d *doctor) discoverBehindSentinel(ctx context.Context) {
 	sentinelOption := d.option
 	sentinelOption.Username, sentinelOption.Password, sentinelOption.SelectDB = d.option.Sentinel.Username, d.option.Sentinel.Password, 0

@@ -108,8 +108,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	return r, nil
 }
 
-// IsReached reports whether at least one server was reached. A server that refuses the login counts
-// as reached.
+// IsReached reports whether at least one server was reached. A refused login counts too.
 func (r *Report) IsReached() bool {
 	for _, c := range r.Checks {
 		if c.Name == "reach" && (c.Status != Failed || c.isLoginRefused) {

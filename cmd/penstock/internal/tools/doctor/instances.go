@@ -166,8 +166,7 @@ func listed(counts map[string]int64) string {
 	return strings.Join(all[:min(len(all), 10)], ", ")
 }
 
-// onlyValue returns the value that all instances have, or "" if there are no instances. counts has
-// at most one value.
+// onlyValue returns the value that all instances have, or "". counts has at most one value.
 func onlyValue(counts map[string]int64) string {
 	for value := range counts {
 		return value

@@ -260,8 +260,7 @@ func (d *doctor) checkTenants(s *server) {
 	isReplica := s.role() == "replica" || s.role() == "slave"
 	switch {
 	case hasAllKeys && isReplica:
-		// The replica's number of keys includes expired ones, which it keeps until the primary
-		// deletes them.
+		// The replica's keys include expired ones, which it keeps until the primary deletes them.
 		others += s.sample.foreign
 		c.Summary = fmt.Sprintf("%s, some of which may have expired, because this is a replica; %s commands per second", count(all, "key"), s.info["instantaneous_ops_per_sec"])
 	case hasAllKeys:
@@ -318,8 +317,7 @@ func (d *doctor) checkSpread() {
 	d.add(c)
 }
 
-// deniedRight returns the missing right that an error names, such as "+scan", or "" for other
-// errors.
+// deniedRight returns the missing right that an error names, such as "+scan", or "".
 func deniedRight(err error) string {
 	var reply *rueidis.RedisError
 	if !errors.As(err, &reply) || !strings.HasPrefix(reply.Error(), "NOPERM") {

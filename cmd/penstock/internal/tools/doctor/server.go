@@ -147,8 +147,7 @@ func (s *server) isHanging() bool {
 	return s.dialed.isOpen && ok && timeout.Timeout()
 }
 
-// sendHello sends HELLO and returns its reply: the version, the mode and the role. HELLO needs no
-// right.
+// sendHello sends HELLO, which needs no right, and returns its reply: version, mode and role.
 func (d *doctor) sendHello(ctx context.Context, s *server) (map[string]string, error) {
 	fields, err := d.do(ctx, s, "HELLO").ToMap()
 	if err != nil {

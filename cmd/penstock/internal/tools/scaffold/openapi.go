@@ -395,8 +395,7 @@ func segmentsOf(path string) (segments []string) {
 	return segments
 }
 
-// isWord reports whether a segment has at most 100 bytes, and only characters that a URL never
-// escapes.
+// isWord reports whether a segment has up to 100 bytes, all of which URLs never escape.
 func isWord(text string) bool {
 	return len(text) <= 100 && !strings.ContainsFunc(text, func(c rune) bool {
 		return (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && !strings.ContainsRune("-._~", c)
@@ -514,8 +513,7 @@ func (g *group) addLogin(path, method, base string) {
 	}
 }
 
-// endsAsLogin reports whether a path ends in a word that is usual for paths to which clients send
-// passwords.
+// endsAsLogin reports whether a path ends in a usual word for a path that takes passwords.
 func endsAsLogin(segments []string) bool {
 	return len(segments) > 0 && slices.Contains([]string{"login", "signin", "sign-in", "log-in", "authenticate", "token", "otp", "password-reset"},
 		strings.ToLower(segments[len(segments)-1]))

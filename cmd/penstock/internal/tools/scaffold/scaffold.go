@@ -180,8 +180,7 @@ func (w *writer) explainTokens(schemes []string) {
 	w.line("")
 }
 
-// writeIdentity writes the identity client, which a header names. It writes nothing if the header
-// is "".
+// writeIdentity writes the identity client, which a header names. It writes nothing if it is "".
 func (w *writer) writeIdentity(header string) {
 	if header == "" {
 		return
@@ -235,8 +234,7 @@ func listOf(patterns []string) string {
 	return "[" + strings.Join(quoted, ", ") + "]"
 }
 
-// writeRule writes a rule with one limit. The path is a text of YAML. If it is "", the rule matches
-// all requests.
+// writeRule writes a rule with one limit. The path is a text of YAML. "" matches all requests.
 func (w *writer) writeRule(name, path string, methods []string, per string) {
 	w.line("  - name: " + name)
 	if path != "" {

@@ -183,8 +183,7 @@ func (r *Report) measure(ctx context.Context, store *redisstore.Store, callers i
 	return s, nil
 }
 
-// run makes decisions for a time, by several callers. It returns how long each took, in
-// nanoseconds.
+// run makes decisions for a time, by several callers. It returns how many ns each took.
 func run(ctx context.Context, store *redisstore.Store, callers int, length time.Duration, maxRate float64) (*hdrhistogram.Histogram, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
