@@ -2,6 +2,7 @@ package admission
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/penstock/penstock"
 )
@@ -42,8 +43,9 @@ func (a *Admission) TakeGrants() (taken []Grant) {
 		return nil
 	}
 	v := &a.evaluation
-	a.dropGrants(v.Limits)
-	var receipts []int64 // of the first request, if this one is a repeat
+	a.renewal.stop()
+	a.grants = slices.DeleteFunc(a.grants, func(g Grant) bool { return slices.Contains(v.Limits, g.Limit) }) // the caller corrects them
+	var receipts []int64                                                                                     // of the first request, if this one is a repeat
 	if a.isRepeat {
 		receipts = a.firstReceipts(a.ctx, a.controller.store, v.Charges)
 	}

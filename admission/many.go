@@ -23,7 +23,7 @@ func (c *Controller) AdmitMany(ctx context.Context, list []*BatchItem) {
 	listed := make([]*BatchItem, 0, len(list))   // the item of each of these batches
 	var alone []*BatchItem
 	for _, item := range list {
-		if !item.Charges.canBeListed() {
+		if r := &item.Charges; len(r.Shadows) > 0 || r.IdempotencyKey != "" || r.Peek {
 			alone = append(alone, item)
 			continue
 		}
@@ -53,9 +53,4 @@ func (c *Controller) AdmitMany(ctx context.Context, list []*BatchItem) {
 	for _, item := range alone {
 		item.Admission, item.Outcome, item.Err = c.AdmitCharges(ctx, item.Charges)
 	}
-}
-
-// canBeListed reports whether AdmitMany may send the charges to the store in a list with others.
-func (r *ExplicitCharges) canBeListed() bool {
-	return len(r.Shadows) == 0 && r.IdempotencyKey == "" && !r.Peek
 }

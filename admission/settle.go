@@ -148,12 +148,6 @@ func (a *Admission) noteHolds(charges []penstock.Charge, limits []*policy.Limit)
 	}
 }
 
-// dropGrants forgets the grants of the limits, because the caller of TakeGrants corrects them.
-func (s *settlement) dropGrants(limits []*policy.Limit) {
-	s.renewal.stop()
-	s.grants = slices.DeleteFunc(s.grants, func(g Grant) bool { return slices.Contains(limits, g.Limit) })
-}
-
 // correctInBackground makes corrections in the background. If too many are in flight, or if
 // Options.Now is set, it makes them before it returns.
 func (a *Admission) correctInBackground(all corrections) {

@@ -31,7 +31,7 @@ func (a *Admission) wait(delay, latency time.Duration) (Outcome, error) {
 	select {
 	case <-turn:
 		if a.renewal.hasLostSlot() {
-			return a.denyWaiting(slotRetryAfter, latency, takesSlot), nil
+			return a.denyWaiting(slotRetryAfter, latency, func(c *penstock.Charge, _ penstock.Status) bool { return isSlot(c) }), nil
 		}
 		return a.observeDecision(Allowed, latency), nil
 	case <-a.ctx.Done():
@@ -56,8 +56,6 @@ func (a *Admission) denyWaiting(retryAfter, latency time.Duration, isDenying fun
 }
 
 func isQueued(_ *penstock.Charge, s penstock.Status) bool { return s.Wait > 0 }
-
-func takesSlot(c *penstock.Charge, _ penstock.Status) bool { return isSlot(c) }
 
 // returnWaiting returns all that was charged for a request that should have waited: the slots of
 // enforced limits, and the units.

@@ -244,7 +244,9 @@ func newCircuit(b *breaker, node string) *circuit {
 }
 
 func (c *circuit) decide(ctx context.Context, list []*batches.Batch) {
-	c.markUsed()
+	if !c.hasCalls.Load() { // a write costs more than a read when many cores call
+		c.hasCalls.Store(true)
+	}
 	n := len(list)
 	if p := c.pause.Load(); p != nil {
 		if n = c.allow(p, n); n < len(list) {
@@ -265,14 +267,6 @@ func (c *circuit) allow(p *pause, n int) int {
 		}
 	}
 	return n
-}
-
-// markUsed records that a call came. markUsed writes only if needed, because a write costs more
-// than a read when many cores call.
-func (c *circuit) markUsed() {
-	if !c.hasCalls.Load() {
-		c.hasCalls.Store(true)
-	}
 }
 
 // call calls the store, and records which batches failed.
@@ -296,15 +290,10 @@ func (c *circuit) call(ctx context.Context, list []*batches.Batch) {
 	c.next(ctx, list)
 	hasReturned = true
 	for _, b := range list {
-		c.endAndWatch(ctx, t, b.Charges, b.Err)
-	}
-}
-
-// endAndWatch records the result of a call. If that opens the circuit, the circuit is watched.
-func (c *circuit) endAndWatch(ctx context.Context, t ticket, charges []penstock.Charge, err error) {
-	c.end(t, classify(ctx, err))
-	if err != nil && c.pause.Load() != nil && c.isWatched.CompareAndSwap(false, true) {
-		c.watch(charges)
+		c.end(t, classify(ctx, b.Err))
+		if b.Err != nil && c.pause.Load() != nil && c.isWatched.CompareAndSwap(false, true) {
+			c.watch(b.Charges)
+		}
 	}
 }
 

@@ -223,7 +223,11 @@ func (f *fallback) answer(charges []penstock.Charge, cause error) (penstock.Deci
 		var err error
 		b.local, err = f.local.Decide(context.Background(), b.locals)
 		if errors.Is(err, penstock.ErrUnavailable) { // the memory is full
-			b.denyLocal()
+			for i := range charges {
+				if b.modes[i] == FailLocal {
+					b.modes[i] = FailClosed
+				}
+			}
 		} else if err != nil {
 			return penstock.Decision{}, err
 		}
@@ -252,14 +256,6 @@ func (b *failedBatch) turnLocalsIntoPeeks() {
 	for i := range b.locals {
 		if l := &b.locals[i]; l.Mode != penstock.Peek {
 			l.Mode, l.Cost, l.Patience = penstock.Peek, 0, 0
-		}
-	}
-}
-
-func (b *failedBatch) denyLocal() {
-	for i := range b.charges {
-		if b.modes[i] == FailLocal {
-			b.modes[i] = FailClosed
 		}
 	}
 }

@@ -229,7 +229,9 @@ func (s *holds) end(charges []penstock.Charge, begun uint64, d *penstock.Decisio
 		switch {
 		case err == nil && !d.Allowed: // nothing was charged or refunded
 		case takesHold(c) && err == nil:
-			s.grantLocked(key, c, now)
+			h := s.keepLocked(key, c, now)
+			h.isStored, h.heldUntil = true, now.Add(c.Plan.Limit().Period)
+			h.keepUntil(h.heldUntil)
 		case takesHold(c) && isOutcomeUnknown(err):
 			s.keepLocked(key, c, now).noteUnknown(now)
 		case c.Mode != penstock.Refund || h == nil: // a hold that another process has taken is not known here
@@ -238,7 +240,7 @@ func (s *holds) end(charges []penstock.Charge, begun uint64, d *penstock.Decisio
 		case err == nil:
 			s.refundLocked(h, now)
 		case c.Cost < h.cost: // a Refund of a part must not be repeated, because it may have been made
-		case h.mayBeStored():
+		case h.isStored || !h.unknownAt.IsZero() || h.isRetaking: // the store has the hold, or may still get it
 			s.returnLocked(h, now)
 		default:
 			s.forgetLocked(h)
@@ -272,34 +274,20 @@ func (s *holds) noteUndecided(charges []penstock.Charge, isGranted bool) {
 		h := s.byKey[key]
 		switch {
 		case isGranted || h != nil && now.Before(h.heldUntil):
-			s.lendLocked(key, c, now)
+			h := s.keepLocked(key, c, now)
+			h.heldUntil = now.Add(c.Plan.Limit().Period)
+			h.keepUntil(h.heldUntil)
+			s.setTaskLocked(h, toRetake, now.Add(retryPause)) // most requests end before
 		case h != nil:
 			s.returnLocked(h, now)
 		}
 	}
 }
 
-// lendLocked records that a holder has a hold that the store has not granted or renewed.
-func (s *holds) lendLocked(key holdKey, c *penstock.Charge, now time.Time) {
-	h := s.keepLocked(key, c, now)
-	h.heldUntil = now.Add(c.Plan.Limit().Period)
-	h.keepUntil(h.heldUntil)
-	s.setTaskLocked(h, toRetake, now.Add(retryPause)) // most requests end before
-}
-
-func (s *holds) grantLocked(key holdKey, c *penstock.Charge, now time.Time) {
-	h := s.keepLocked(key, c, now)
-	h.isStored, h.heldUntil = true, now.Add(c.Plan.Limit().Period)
-	h.keepUntil(h.heldUntil)
-}
-
 func (h *hold) noteUnknown(now time.Time) {
 	h.unknownAt, h.confirmAt = now, time.Time{}
 	h.keepUntil(now.Add(maxChargeDelay + h.plan.Limit().Period))
 }
-
-// mayBeStored reports whether the store has the hold, or may still get it.
-func (h *hold) mayBeStored() bool { return h.isStored || !h.unknownAt.IsZero() || h.isRetaking }
 
 func (h *hold) keepUntil(at time.Time) {
 	if at.After(h.until) {
@@ -416,7 +404,11 @@ func (s *holds) doTasks() {
 		if tried == 0 || s.unreturned.Load() == 0 {
 			s.reportReturned()
 		}
-		if s.endIfIdle() {
+		s.mu.Lock()
+		s.isWorking = s.tasks > 0
+		isIdle := !s.isWorking
+		s.mu.Unlock()
+		if isIdle {
 			return
 		}
 		timer := time.NewTimer(pause)
@@ -434,14 +426,6 @@ func (s *holds) reportReturned() {
 		s.report(s.unreported)
 		s.unreported = 0
 	}
-}
-
-// endIfIdle returns true if doTasks must end, because there are no tasks.
-func (s *holds) endIfIdle() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.isWorking = s.tasks > 0
-	return !s.isWorking
 }
 
 // tryDue tries up to triesPerPass returns and retakes that are due by a time. It returns how many

@@ -129,7 +129,10 @@ func (a *Admission) prepare(c *compiledRules, outcome admission.Outcome) {
 		a.writeHeaders(c, isDenied, retryAfter)
 	}
 	if a.admission.NeedsBodySize() && a.Request.Body != nil {
-		a.countBody()
+		a.body = &countedBody{ReadCloser: a.Request.Body}
+		r := *a.Request
+		r.Body = a.body
+		a.Request = &r
 	}
 	if isLimited || a.admission.NeedsResult() {
 		a.Request = a.withContext()

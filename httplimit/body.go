@@ -29,13 +29,6 @@ func (b *countedBody) size() int64 {
 	return b.bytesRead
 }
 
-func (a *Admission) countBody() {
-	a.body = &countedBody{ReadCloser: a.Request.Body}
-	r := *a.Request
-	r.Body = a.body
-	a.Request = &r
-}
-
 // maxReadAheadBytes is the size, in bytes, of the largest body that is read while its request
 // waits.
 const maxReadAheadBytes = 16 << 10

@@ -83,7 +83,7 @@ func (c *client) decide(b *batch) {
 		for i := range b.jobs {
 			s.decide(&b.jobs[i])
 		}
-	case s.decideStore == nil || b.hasNamedCheck():
+	case s.decideStore == nil || slices.ContainsFunc(b.jobs, func(j job) bool { return j.kind == namedCheck }):
 		s.decideInParallel(b)
 	default:
 		s.decideLists(b)
@@ -93,16 +93,6 @@ func (c *client) decide(b *batch) {
 		b.jobs[i].answer(&b.reply)
 	}
 	b.dropJobs()
-}
-
-// hasNamedCheck reports whether there is a job that the policy decides.
-func (b *batch) hasNamedCheck() bool {
-	for i := range b.jobs {
-		if b.jobs[i].kind == namedCheck {
-			return true
-		}
-	}
-	return false
 }
 
 // decideLists decides the jobs in lists. Jobs of one key are decided one after another.

@@ -155,7 +155,11 @@ func (s *Server) Serve(l net.Listener) error {
 	if !s.addListener(l) {
 		return ErrServerClosed
 	}
-	defer s.removeListener(l)
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.listeners, l)
+	}()
 	var pause time.Duration // after the last error of Accept; 0 after a success
 	for {
 		conn, err := l.Accept()
@@ -201,12 +205,6 @@ func (s *Server) addListener(l net.Listener) bool {
 	}
 	s.listeners[l] = struct{}{}
 	return true
-}
-
-func (s *Server) removeListener(l net.Listener) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.listeners, l)
 }
 
 // serveConn serves a connection in a goroutine of its own, unless there are too many.

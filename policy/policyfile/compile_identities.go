@@ -17,7 +17,7 @@ func (c *compiler) compileIdentities() {
 		switch {
 		case isSource || e.Name == "global" || e.Name == "first_of" || e.Name == "all_of":
 			c.fail(&e.Name, "%q is a reserved word; give the identity another name", e.Name)
-		case !isIdentityName(e.Name):
+		case !syntax.IsIdentifier(strings.ReplaceAll(e.Name, "-", "_")) || e.Name[0] == '-' || e.Name[0] == '_':
 			c.fail(&e.Name, "%q cannot be the name of an identity; write letters, digits, - and _, beginning with a letter", wording.Clip(e.Name))
 		}
 		c.identities[e.Name] = &identityState{entry: e}
@@ -26,10 +26,6 @@ func (c *compiler) compileIdentities() {
 		id := c.compileIdentity(c.identities[c.config.Identities[i].Name])
 		c.spec.Identities = append(c.spec.Identities, id)
 	}
-}
-
-func isIdentityName(s string) bool {
-	return syntax.IsIdentifier(strings.ReplaceAll(s, "-", "_")) && s[0] != '-' && s[0] != '_'
 }
 
 // An identityState is the state of compiling a named identity. It detects identities that refer to

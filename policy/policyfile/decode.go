@@ -404,7 +404,9 @@ func (d *decoder) decodePlain(n *yaml.Node, v reflect.Value) {
 	case n.Kind != yaml.ScalarNode:
 		d.reject(n, v.Addr().Interface(), "expected one value, found %s; write the value alone", describeNode(n))
 	default:
-		d.decodeScalar(n, v)
+		if wrong := d.setScalar(n, v); wrong != "" {
+			d.reject(n, v.Addr().Interface(), "%s", wrong)
+		}
 	}
 }
 
@@ -430,12 +432,6 @@ func (d *decoder) decodeList(n *yaml.Node, v reflect.Value) {
 	v.Set(reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content)))
 	for i, item := range n.Content {
 		d.decodeValue(item, v.Index(i).Addr().Interface())
-	}
-}
-
-func (d *decoder) decodeScalar(n *yaml.Node, v reflect.Value) {
-	if wrong := d.setScalar(n, v); wrong != "" {
-		d.reject(n, v.Addr().Interface(), "%s", wrong)
 	}
 }
 
@@ -493,7 +489,11 @@ func (d *decoder) decodeFields(content []*yaml.Node, p any) {
 		}
 		field, ok := known[name]
 		if !ok {
-			hint := cmp.Or(suggestRemoval(p, name), suggestRate(name, content[i+1], known), suggestPlace(name, known, sections))
+			var removal string // what to do about a field that the section had in an earlier version
+			if t := textsOf(p); t != nil {
+				removal = t.Removed[name]
+			}
+			hint := cmp.Or(removal, suggestRate(name, content[i+1], known), suggestPlace(name, known, sections))
 			d.fail(content[i], "there is no field %q here; %s", wording.Clip(name), hint)
 			d.suggestions[p] = append(d.suggestions[p], hint)
 			continue

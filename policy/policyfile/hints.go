@@ -75,15 +75,6 @@ var (
 	numbersInRate = []string{"limit", "requests", "max_requests", "quota", "count", "max", "calls", "average", "requests_per_unit", "points"}
 )
 
-// suggestRemoval returns what to do about a field that the section p had in an earlier version. It
-// returns "" for any other field.
-func suggestRemoval(p any, name string) string {
-	if t := textsOf(p); t != nil {
-		return t.Removed[name]
-	}
-	return ""
-}
-
 // suggestRate returns how to write an unknown field of a limit as a rate. For any other field it
 // returns "".
 func suggestRate(name string, value *yaml.Node, known map[string]field) string {

@@ -382,7 +382,7 @@ func checkKeyURL(address string) error {
 		return fmt.Errorf("%w; write one such as https://issuer.example/.well-known/jwks.json", err)
 	case u.Host == "" || (u.Scheme != "https" && u.Scheme != "http"):
 		return fmt.Errorf("%q is not a web address; write one such as https://issuer.example/.well-known/jwks.json", redactURL(address, u))
-	case u.Scheme == "http" && !isLoopback(u.Hostname()):
+	case u.Scheme == "http" && !strings.EqualFold(u.Hostname(), "localhost") && !net.ParseIP(u.Hostname()).IsLoopback():
 		return fmt.Errorf("%q is not encrypted, so others could change the keys; write https (http is allowed only to this machine)", redactURL(address, u))
 	}
 	return nil
@@ -395,10 +395,6 @@ func redactURL(written string, u *url.URL) string {
 		return u.Scheme + "://" + u.Host
 	}
 	return written
-}
-
-func isLoopback(host string) bool {
-	return strings.EqualFold(host, "localhost") || net.ParseIP(host).IsLoopback()
 }
 
 // summary describes how tokens are verified. The summary contains no secret.

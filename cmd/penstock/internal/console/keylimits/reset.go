@@ -94,7 +94,10 @@ func (r *Reader) Clear(ctx context.Context, store penstock.Store, states []Limit
 		if !before.IsInUse() {
 			continue
 		}
-		err := clearOne(ctx, store, &before)
+		d, err := store.Decide(ctx, []penstock.Charge{{Key: before.key, Plan: before.plan, Mode: penstock.Reset}})
+		if err == nil {
+			err = checkStored(d.Source)
+		}
 		if err == nil {
 			err = r.readStored(ctx, after)
 		}
@@ -106,14 +109,6 @@ func (r *Reader) Clear(ctx context.Context, store penstock.Store, states []Limit
 		result.Reset = append(result.Reset, before.Name())
 	}
 	return result, nil
-}
-
-func clearOne(ctx context.Context, store penstock.Store, l *Limit) error {
-	d, err := store.Decide(ctx, []penstock.Charge{{Key: l.key, Plan: l.plan, Mode: penstock.Reset}})
-	if err != nil {
-		return err
-	}
-	return checkStored(d.Source)
 }
 
 // readStored reads limits. It fails unless the store itself answers.

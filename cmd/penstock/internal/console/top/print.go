@@ -40,7 +40,9 @@ func (s *Snapshot) Print(v View) []string {
 	if v.Notice != "" {
 		p.printStrong("%s", printable.Line(v.Notice))
 	}
-	p.printHeader()
+	self, uptime := s.self()
+	p.printLine("penstock %s on %s, up %s, policy %s, %s", printable.Line(self.Version), printable.Line(cmp.Or(self.Host, "this machine")), uptime.Truncate(time.Second),
+		printable.Line(cmp.Or(self.Digest, "none")), s.State.Time.Local().Format(time.TimeOnly))
 	p.printStore()
 	p.printRules()
 	p.printOffenders()
@@ -82,12 +84,6 @@ func (p *printer) printStrong(format string, args ...any) {
 	for i := first; p.IsBold && i < len(p.lines); i++ {
 		p.lines[i] = "\x1b[1m" + p.lines[i] + "\x1b[0m"
 	}
-}
-
-func (p *printer) printHeader() {
-	self, uptime := p.snapshot.self()
-	p.printLine("penstock %s on %s, up %s, policy %s, %s", printable.Line(self.Version), printable.Line(cmp.Or(self.Host, "this machine")), uptime.Truncate(time.Second),
-		printable.Line(cmp.Or(self.Digest, "none")), p.snapshot.State.Time.Local().Format(time.TimeOnly))
 }
 
 // printStore prints whether the store decides. If the store fails, printStore also prints how much

@@ -101,14 +101,6 @@ type Limit struct {
 	isShared    []bool   // whether the same descriptors have share_threshold
 }
 
-// valueAt returns the value that the files have for entry i, or "" if they have none.
-func (l *Limit) valueAt(i int) string {
-	if i < len(l.values) {
-		return l.values[i]
-	}
-	return ""
-}
-
 // A Unit is the period of a limit. The numbers are those of the protocol.
 type Unit int32
 

@@ -366,7 +366,7 @@ func (l *loader) addDescriptor(to *node, y *yamlDescriptor, at path, above paren
 	to.exact[composite] = n
 	to.children = append(to.children, n)
 	if isWildcard {
-		to.wildcards = append(to.wildcards, newWildcard(n))
+		to.wildcards = append(to.wildcards, wildcard{strings.Split(compositeOf(n.key, n.value), "*"), n})
 	}
 	l.addDescriptors(n, y.Descriptors, at.join("descriptors"), below)
 }

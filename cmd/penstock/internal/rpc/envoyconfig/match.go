@@ -93,8 +93,8 @@ func (m *Match) AppendMetricPath(to []byte, domain string, entries []Entry) []by
 			value = m.Shared[i]
 		case m.Limit.DetailedMetric || m.isInMetric[i]:
 			value = e.Value
-		default:
-			value = m.Limit.valueAt(i)
+		case i < len(m.Limit.values):
+			value = m.Limit.values[i]
 		}
 		if value != "" {
 			to = append(append(to, '_'), value...)
@@ -107,10 +107,6 @@ func (m *Match) AppendMetricPath(to []byte, domain string, entries []Entry) []by
 type wildcard struct {
 	parts []string // between the asterisks
 	node  *node
-}
-
-func newWildcard(n *node) wildcard {
-	return wildcard{strings.Split(compositeOf(n.key, n.value), "*"), n}
 }
 
 func (w *wildcard) matches(composite []byte) bool {

@@ -1,15 +1,12 @@
 package core
 
 import (
-	"context"
 	"crypto/sha256"
 	"encoding/binary"
-	"time"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/console/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
-	"github.com/penstock/penstock/internal/background"
 	"github.com/penstock/penstock/internal/rediskeys"
 )
 
@@ -33,15 +30,6 @@ func seedOf(s settings.Settings) uint64 {
 		hash.Write(part)
 	}
 	return binary.BigEndian.Uint64(hash.Sum(nil))
-}
-
-// sampleActivity samples the counters once a second, until ctx ends.
-func (c *Core) sampleActivity(ctx context.Context) {
-	start := time.Now()
-	background.Every(ctx, time.Second, func() {
-		c.Activity.Tick(time.Since(start), c.eachCounter)
-		c.Denials.Tick()
-	})
 }
 
 // eachCounter calls add with each counter that is not 0.

@@ -163,9 +163,19 @@ func (c *Core) open(ctx context.Context) error {
 			},
 		}
 		c.background.Go(func() { c.monitor.run(ctx) })
-		c.Metrics.AddStore(c.storeHealth)
+		c.Metrics.AddStore(func() metrics.StoreHealth {
+			health := c.monitor.latestHealth()
+			health.IsDegraded = c.health.currentReason() != ""
+			return health
+		})
 	}
-	c.background.Go(func() { c.sampleActivity(ctx) })
+	start := time.Now()
+	c.background.Go(func() {
+		background.Every(ctx, time.Second, func() {
+			c.Activity.Tick(time.Since(start), c.eachCounter)
+			c.Denials.Tick()
+		})
+	})
 	// Loaded is called before the file is watched: later, it would hide a reload that has failed. If
 	// the policy cannot be loaded, the process ends, so an early Loaded does no harm.
 	c.Metrics.Loaded(time.Now())

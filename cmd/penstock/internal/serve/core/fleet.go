@@ -14,7 +14,6 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/console/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/redisops"
 	"github.com/penstock/penstock/guard"
-	"github.com/penstock/penstock/internal/background"
 	"github.com/penstock/penstock/internal/labels"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -44,14 +43,6 @@ type fleet struct {
 
 // errNoStore is why an instance without a shared store shows only itself.
 var errNoStore = errors.New("the counters are in this process, so there are no other instances")
-
-// openFleet starts to write summaries in the background. The writes end with ctx.
-func (c *Core) openFleet(ctx context.Context, breakers func() map[string]guard.State) {
-	c.fleet.breakers = breakers
-	c.fleet.store = c.scripts.Store
-	c.background.Go(func() { c.readMarkers(ctx) })
-	c.background.Go(func() { background.Every(ctx, summaryEvery, func() { c.fleet.write(ctx) }) })
-}
 
 func (f *fleet) self() *activity.Summary {
 	c := f.core

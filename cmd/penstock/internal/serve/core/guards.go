@@ -11,6 +11,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/console/keylimits"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/logthrottle"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/background"
 	"github.com/penstock/penstock/internal/labels"
 	"github.com/penstock/penstock/observe"
 )
@@ -38,7 +39,10 @@ func (c *Core) guard(ctx context.Context) (penstock.Store, error) {
 	}
 	c.guarded = g
 	c.onClose(g.Close) // returns leased units, and removes this instance from the count
-	c.openFleet(ctx, func() map[string]guard.State { return g.Stats().Breakers })
+	c.fleet.breakers = func() map[string]guard.State { return g.Stats().Breakers }
+	c.fleet.store = c.scripts.Store
+	c.background.Go(func() { c.readMarkers(ctx) })
+	c.background.Go(func() { background.Every(ctx, summaryEvery, func() { c.fleet.write(ctx) }) })
 	c.Metrics.SetGuards(observe.Guards{Stats: g.Stats, Instances: g.Instances, ClockSteps: c.scripts.ClockSteps, Losses: c.scripts.Losses, Scripts: c.scripts.Scripts, ScriptsInFlight: c.scripts.ScriptsInFlight})
 	return g, nil
 }

@@ -155,9 +155,3 @@ func (m *storeMonitor) latestHealth() metrics.StoreHealth {
 	}
 	return metrics.StoreHealth{}
 }
-
-func (c *Core) storeHealth() metrics.StoreHealth {
-	health := c.monitor.latestHealth()
-	health.IsDegraded = c.health.currentReason() != ""
-	return health
-}

@@ -239,7 +239,7 @@ func (c *grpcCalls) newAuthenticator(tokens ...[]byte) authenticator {
 func (c *grpcCalls) interceptUnary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (answer any, err error) {
 	callIn(ctx).end()
 	c.service.inFlight.Add(1)
-	endSpan := noSpan
+	endSpan := func(codes.Code) {}
 	defer func() { // before a header of the client is read
 		err = c.finish(info.FullMethod, recover(), err)
 		endSpan(status.Code(err))
@@ -256,9 +256,6 @@ func (c *grpcCalls) interceptUnary(ctx context.Context, request any, info *grpc.
 	}
 	return handler(ctx, request)
 }
-
-// noSpan ends a call without a span.
-func noSpan(codes.Code) {}
 
 func firstValue(values []string) string {
 	if len(values) == 0 {

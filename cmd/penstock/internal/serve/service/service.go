@@ -98,7 +98,10 @@ func Run(ctx context.Context, o Options) error {
 	}
 	s := &service{Options: o, metrics: metrics.New(o.Version, o.Telemetry.TraceID(), int(o.Settings.NearLimit)), misusedLine: logthrottle.Line{Every: refusalLogInterval}}
 	s.Log = s.events.Logger(o.Log)
-	s.makeDemoToken()
+	if s.Settings.DemoTraffic && len(s.Settings.OperatorToken) == 0 {
+		s.demoToken = rand.Text()
+		s.Settings.OperatorToken = []byte(s.demoToken)
+	}
 	s.telemetry = telemetry.Open(telemetry.Options{Exports: o.Telemetry, Metrics: s.metrics, Version: o.Version, Log: o.Log})
 	defer s.telemetry.Close() // last, so that it exports the drain too
 	if o.LinesLost != nil {
@@ -341,14 +344,6 @@ func (s *service) announce() {
 		storeLabel, orNone(storeText))
 	if s.Started != nil {
 		s.Started(addresses)
-	}
-}
-
-// makeDemoToken makes an operator token for a demo with traffic, unless the settings have one.
-func (s *service) makeDemoToken() {
-	if s.Settings.DemoTraffic && len(s.Settings.OperatorToken) == 0 {
-		s.demoToken = rand.Text()
-		s.Settings.OperatorToken = []byte(s.demoToken)
 	}
 }
 
