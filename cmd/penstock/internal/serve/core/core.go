@@ -343,9 +343,7 @@ func isEnforcedDecision(e *admission.Event) bool {
 // tokenLineInterval.
 func (c *Core) TokenRejected(e *policy.TokenError) {
 	c.Metrics.TokenRejected(e)
-	if skipped, isDue := c.rejectedTokenLine.Due(); isDue {
-		c.Log.Warn("a token is rejected; its request is limited like one without a token", "reason", e.Reason, "err", e, "unlogged", skipped)
-	}
+	c.rejectedTokenLine.Log(c.Log.Warn, "a token is rejected; its request is limited like one without a token", "reason", e.Reason, "err", e)
 }
 
 func (c *Core) Digest() string { return c.rules.digestInForce() }

@@ -33,3 +33,10 @@ func (l *Line) Due() (skipped int64, isDue bool) {
 	l.next = now.Add(every)
 	return skipped, true
 }
+
+// Log logs the line if it is due, with how many were skipped. log is a method of slog.Logger.
+func (l *Line) Log(log func(text string, attributes ...any), text string, attributes ...any) {
+	if skipped, isDue := l.Due(); isDue {
+		log(text, append(attributes, "unlogged", skipped)...)
+	}
+}

@@ -35,9 +35,7 @@ func (h *Handler) fail(w http.ResponseWriter, r *http.Request, err error) {
 		w.WriteHeader(status)
 		return
 	case status >= 500:
-		if skipped, isDue := h.failures.Due(); isDue {
-			h.log.Warn("no response from the upstream", "status", status, "method", r.Method, "err", redact.Quoted(err.Error()), "unlogged", skipped)
-		}
+		h.failures.Log(h.log.Warn, "no response from the upstream", "status", status, "method", r.Method, "err", redact.Quoted(err.Error()))
 	}
 	h.problem(w, r, status, detail)
 }

@@ -35,7 +35,5 @@ func (s *service) newAPI(l settings.Listener) (http.Handler, error) {
 
 // misused logs why forward-auth or ext_authz did not decide, at most once per refusalLogInterval.
 func (s *service) misused(err error) {
-	if skipped, isDue := s.misusedLine.Due(); isDue {
-		s.Log.Warn("forward-auth refused to decide; the proxy or the policy must change", "err", err, "unlogged", skipped)
-	}
+	s.misusedLine.Log(s.Log.Warn, "forward-auth refused to decide; the proxy or the policy must change", "err", err)
 }

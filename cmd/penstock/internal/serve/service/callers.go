@@ -140,8 +140,6 @@ func (s *service) authFailed(callers metrics.Callers, line string) func(reason s
 		if peer != nil {
 			s.Log.Debug(line, "reason", reason, "client", peer.String())
 		}
-		if skipped, isDue := lines[reason].Due(); isDue {
-			s.Log.Warn(line, "reason", reason, "unlogged", skipped)
-		}
+		lines[reason].Log(s.Log.Warn, line, "reason", reason)
 	}
 }

@@ -315,9 +315,7 @@ func (e *envoy) handler(l settings.Listener) http.Handler {
 			inner.ServeHTTP(w, r)
 			return
 		}
-		if skipped, isDue := line.Due(); isDue {
-			s.Log.Warn("a JSON call of Envoy's rate limit service was refused: its caller_token is missing or wrong", "unlogged", skipped)
-		}
+		line.Log(s.Log.Warn, "a JSON call of Envoy's rate limit service was refused: its caller_token is missing or wrong")
 		w.Header().Set("WWW-Authenticate", `Bearer realm="penstock"`)
 		http.Error(w, "the token is missing or wrong; set caller_token, and send it as Authorization: Bearer TOKEN", http.StatusUnauthorized)
 	})

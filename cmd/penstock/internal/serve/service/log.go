@@ -37,9 +37,7 @@ type standardLines struct {
 }
 
 func (w *standardLines) Write(p []byte) (int, error) {
-	if skipped, isDue := w.line.Due(); isDue {
-		w.log.Warn("message of Go's standard library", "err", redact.Quoted(strings.TrimSpace(string(p))), "unlogged", skipped)
-	}
+	w.line.Log(w.log.Warn, "message of Go's standard library", "err", redact.Quoted(strings.TrimSpace(string(p))))
 	return len(p), nil
 }
 

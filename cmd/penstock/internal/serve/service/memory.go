@@ -54,10 +54,8 @@ func (s *service) openMemory() {
 	}
 	s.memory = memory.New(size, func() {
 		count()
-		if skipped, isDue := line.Due(); isDue {
-			s.Log.Warn("requests in flight use all memory for requests; new ones get 503 (raise GOMEMLIMIT with the memory of the process, or limit the connections of an address in front of it)",
-				"bytes", size, "in_flight", s.inFlight.Load(), "unlogged", skipped)
-		}
+		line.Log(s.Log.Warn, "requests in flight use all memory for requests; new ones get 503 (raise GOMEMLIMIT with the memory of the process, or limit the connections of an address in front of it)",
+			"bytes", size, "in_flight", s.inFlight.Load())
 	})
 	s.metrics.AddRequestMemory(s.memory.Taken)
 }

@@ -78,10 +78,8 @@ func (s *service) upstreamFull(limit int64) func() {
 	line := &logthrottle.Line{Every: time.Minute}
 	return func() {
 		count()
-		if skipped, isDue := line.Due(); isDue {
-			s.Log.Warn("requests got 503: all connections to the upstream are in use, or one address has half of them (limit its requests by in_flight, or raise ulimit -n)",
-				"limit", limit, "in_flight", s.inFlight.Load(), "unlogged", skipped)
-		}
+		line.Log(s.Log.Warn, "requests got 503: all connections to the upstream are in use, or one address has half of them (limit its requests by in_flight, or raise ulimit -n)",
+			"limit", limit, "in_flight", s.inFlight.Load())
 	}
 }
 

@@ -262,9 +262,7 @@ func logErrors(log *slog.Logger) {
 	line := &logthrottle.Line{Every: errorInterval}
 	otel.SetLogger(logr.New(sdkLog{log}))
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
-		if skipped, isDue := line.Due(); isDue {
-			log.Warn("OpenTelemetry could not export; requests are not affected", "err", redact.Quoted(err.Error()), "unlogged", skipped)
-		}
+		line.Log(log.Warn, "OpenTelemetry could not export; requests are not affected", "err", redact.Quoted(err.Error()))
 	}))
 }
 
