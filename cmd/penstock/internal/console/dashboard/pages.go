@@ -46,7 +46,7 @@ type overview struct {
 	Span       string   // seconds or minutes
 	Rule       string   // only this rule in the chart of requests; "": all
 	RuleNames  []string // to choose from
-	Rates      rates    // of all instances
+	Rates      counts   // of all instances, in the last 10 seconds
 	Charts     []chart
 	Events     []adminapi.TimelineEvent // in the time of the charts
 	Limits     []limitRow
@@ -62,7 +62,10 @@ const (
 
 func (h *Handler) overview(ctx context.Context, v adminapi.Viewer, q url.Values) (any, error) {
 	state := h.API.ReadState(ctx)
-	o := overview{Span: cmp.Or(q.Get("span"), "seconds"), Rule: q.Get("rule"), Rates: ratesOf(state.FleetCounts)}
+	o := overview{Span: cmp.Or(q.Get("span"), "seconds"), Rule: q.Get("rule")}
+	for _, c := range state.FleetCounts {
+		o.Rates.add(c.Name, c.Last10)
+	}
 	for _, r := range h.API.Policy.Rules().Spec().Rules {
 		if len(o.RuleNames) < maxRules || r.Name == o.Rule {
 			o.RuleNames = append(o.RuleNames, r.Name)
@@ -121,11 +124,27 @@ func unitOf(span string) time.Duration {
 	return time.Second
 }
 
-// rates has the number of requests in the last 10 seconds.
-type rates struct{ Allowed, Denied, Waited, Uncounted uint64 }
+// counts has numbers of requests.
+type counts struct{ Allowed, Denied, Near, Waited, Uncounted uint64 }
 
 // Share returns the part of the requests that was denied, in percent.
-func (r rates) Share() float64 { return share(r.Denied, r.Allowed+r.Denied) }
+func (c counts) Share() float64 { return share(c.Denied, c.Allowed+c.Denied) }
+
+// add adds requests with an outcome.
+func (c *counts) add(outcome string, n uint64) {
+	switch {
+	case slices.Contains(passed, outcome):
+		c.Allowed += n
+	case slices.Contains(denied, outcome):
+		c.Denied += n
+	case outcome == "near_limit":
+		c.Near += n
+	case outcome == "waited":
+		c.Waited += n
+	case outcome == activity.Uncounted:
+		c.Uncounted += n
+	}
+}
 
 func share(part, all uint64) float64 {
 	if all == 0 {
@@ -142,50 +161,21 @@ var (
 	rejected = []string{"failed_closed", "refused", "malformed", "abandoned"}
 )
 
-func ratesOf(counts []adminapi.Count) (r rates) {
-	for _, c := range counts {
-		switch {
-		case slices.Contains(passed, c.Name):
-			r.Allowed += c.Last10
-		case slices.Contains(denied, c.Name):
-			r.Denied += c.Last10
-		case c.Name == "waited":
-			r.Waited += c.Last10
-		case c.Name == activity.Uncounted:
-			r.Uncounted += c.Last10
-		}
-	}
-	return r
-}
-
 type limitRow struct {
-	Rule, Limit                   string
-	Allowed, Denied, Near, Waited uint64
+	Rule, Limit string
+	counts      // of the last minute
 }
-
-// Share returns the part of the requests that was denied, in percent.
-func (r limitRow) Share() float64 { return share(r.Denied, r.Allowed+r.Denied) }
 
 // limitRows returns the limits that have decided requests, in descending order of denials.
-func limitRows(counts []adminapi.Count) (rows []limitRow) {
-	for _, c := range counts {
+func limitRows(all []adminapi.Count) (rows []limitRow) {
+	for _, c := range all {
 		if c.Rule == "" {
 			continue
 		}
 		if n := len(rows); n == 0 || rows[n-1].Rule != c.Rule || rows[n-1].Limit != c.Limit { // counts are sorted
 			rows = append(rows, limitRow{Rule: c.Rule, Limit: c.Limit})
 		}
-		row := &rows[len(rows)-1]
-		switch {
-		case slices.Contains(passed, c.Name):
-			row.Allowed += c.Last60
-		case slices.Contains(denied, c.Name):
-			row.Denied += c.Last60
-		case c.Name == "near_limit":
-			row.Near = c.Last60
-		case c.Name == "waited":
-			row.Waited = c.Last60
-		}
+		rows[len(rows)-1].add(c.Name, c.Last60)
 	}
 	rows = slices.DeleteFunc(rows, func(r limitRow) bool { return r.Allowed+r.Denied+r.Near+r.Waited == 0 })
 	slices.SortStableFunc(rows, func(a, b limitRow) int {

@@ -55,7 +55,9 @@ func (f *auditFile) write(line []byte) {
 
 func (f *auditFile) append(line []byte) (int, error) {
 	n, err := f.to.Write(line)
-	f.setErr(err)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.err = err
 	return n, err
 }
 
@@ -66,12 +68,6 @@ func (f *auditFile) writeIntent(line audit.Line) error {
 	}
 	_, err := f.append(line.JSON())
 	return err
-}
-
-func (f *auditFile) setErr(err error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.err = err
 }
 
 // health is the check of /readyz. It reports whether the latest line was written. It does

@@ -104,13 +104,10 @@ func (s *service) openEnvoy(ctx context.Context, o envoyrls.Options, reload <-ch
 	if err != nil {
 		return fmt.Errorf("%w: envoy-config (%s): %w", settings.ErrInvalid, s.Settings.Source("envoy-config"), err)
 	}
-	reloading := make(chan struct{})
-	go func() {
-		defer close(reloading)
-		e.reloadOn(ctx, reload)
-	}()
+	var reloading sync.WaitGroup
+	reloading.Go(func() { background.ForEach(ctx, reload, func(os.Signal) { e.watcher.Reload() }) }) // reloaded reports the result
 	s.onClose(func() {
-		<-reloading
+		reloading.Wait()
 		e.watcher.Close()
 	})
 	return nil
@@ -267,17 +264,11 @@ func (e *envoy) reloaded(err error) {
 	}
 }
 
-// reloadOn reloads the folder for each value of the channel, until ctx ends.
-func (e *envoy) reloadOn(ctx context.Context, reload <-chan os.Signal) {
-	background.ForEach(ctx, reload, func(os.Signal) { e.watcher.Reload() }) // reloaded reports the result
-}
-
 // fanOut returns two channels that both get each value of from, until ctx ends.
 func (s *service) fanOut(ctx context.Context, from <-chan os.Signal) (a, b <-chan os.Signal) {
 	both := [2]chan os.Signal{make(chan os.Signal, 1), make(chan os.Signal, 1)}
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
+	var forwarding sync.WaitGroup
+	forwarding.Go(func() {
 		background.ForEach(ctx, from, func(signal os.Signal) {
 			for _, to := range both {
 				select {
@@ -286,8 +277,8 @@ func (s *service) fanOut(ctx context.Context, from <-chan os.Signal) (a, b <-cha
 				}
 			}
 		})
-	}()
-	s.onClose(func() { <-ended })
+	})
+	s.onClose(forwarding.Wait)
 	return both[0], both[1]
 }
 

@@ -7,6 +7,7 @@ import (
 	"log"
 	"log/slog"
 	"strings"
+	"sync"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/logthrottle"
 	"github.com/penstock/penstock/cmd/penstock/internal/text/redact"
@@ -44,10 +45,7 @@ func (w *standardLines) Write(p []byte) (int, error) {
 // logDenials logs denied requests until ctx ends.
 func (s *service) logDenials(ctx context.Context) {
 	run := s.denials.Log(s.Settings.DenialLog, s.Log, s.Settings.Identities(s.sharedSecret))
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		run(ctx)
-	}()
-	s.onClose(func() { <-ended })
+	var running sync.WaitGroup
+	running.Go(func() { run(ctx) })
+	s.onClose(running.Wait)
 }

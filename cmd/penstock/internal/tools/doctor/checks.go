@@ -183,15 +183,10 @@ func (d *doctor) checkVersionsAreEqual() {
 	}
 }
 
-// rightsOptions returns the options that select the rights which serve needs with this store.
-func (d *doctor) rightsOptions() redisrights.Options {
-	return redisrights.Options{Cluster: d.kind == "cluster", Sentinel: d.kind == "sentinel", Database: d.option.SelectDB != 0}
-}
-
 // checkRights finds the rights that serve needs and the user lacks. Users are not replicated, so it
 // checks each server.
 func (d *doctor) checkRights(ctx context.Context, s *server) {
-	rights := redisops.Rights(d.rightsOptions())
+	rights := redisops.Rights(redisrights.Options{Cluster: d.kind == "cluster", Sentinel: d.kind == "sentinel", Database: d.option.SelectDB != 0})
 	c := Check{Name: "rights", Server: s.address, Status: OK, Summary: fmt.Sprintf("the user %s has all rights that serve needs", d.user())}
 	text, err := d.do(ctx, s, "EVAL", redisrights.CheckScript(rights), "0", d.base+"{doctor}self-test").ToString()
 	if err != nil {
@@ -241,44 +236,44 @@ func (d *doctor) checkRights(ctx context.Context, s *server) {
 	d.add(c)
 }
 
-// checkMemory reports whether the server may delete counters, or is nearly full.
-func (d *doctor) checkMemory(s *server) {
-	if s.info == nil {
-		d.addWithoutInfo("eviction", s, "what happens when the memory is full")
-		d.addWithoutInfo("memory", s, "the memory")
-		return
-	}
-	evictionPolicy, used, maxMemory := s.info["maxmemory_policy"], s.info.Integer("used_memory"), s.info.Integer("maxmemory")
+// checkEvictionPolicy reports whether the server may delete counters.
+func (d *doctor) checkEvictionPolicy(s *server) {
+	evictionPolicy := s.info["maxmemory_policy"]
 	c := Check{Name: "eviction", Server: s.address, Status: OK, Summary: "maxmemory-policy is noeviction: a full server deletes no counters",
 		Facts: map[string]any{"maxmemory_policy": evictionPolicy, "evicted_keys": s.info.Integer("evicted_keys")}}
 	if evictionPolicy != "noeviction" {
 		c.Status, c.Summary = Failed, "maxmemory-policy is "+evictionPolicy
 		c.Why = "a full server deletes counters, and clients may use their limits again"
 		c.Remedy = d.cli(s, "CONFIG SET maxmemory-policy noeviction") + ", and in redis.conf"
-		if maxMemory == 0 {
+		if s.info.Integer("maxmemory") == 0 {
 			c.Status, c.Why = Warning, "this has no effect while maxmemory is 0; with a bound, the server would delete counters"
 		}
 	}
 	d.add(c)
-	m := Check{Name: "memory", Server: s.address, Status: OK, Facts: map[string]any{"used_memory": used, "maxmemory": maxMemory}}
+}
+
+// checkMemory reports whether the server is nearly full.
+func (d *doctor) checkMemory(s *server) {
+	used, maxMemory := s.info.Integer("used_memory"), s.info.Integer("maxmemory")
+	c := Check{Name: "memory", Server: s.address, Status: OK, Facts: map[string]any{"used_memory": used, "maxmemory": maxMemory}}
 	switch share := percent(used, maxMemory); {
 	case maxMemory == 0:
-		m.Summary = fmt.Sprintf("%s in use, without a bound", size(used))
+		c.Summary = fmt.Sprintf("%s in use, without a bound", size(used))
 		if system := s.info.Integer("total_system_memory"); system > 0 && used*100/system >= maxMemoryShare {
-			m.Status, m.Why = Warning, fmt.Sprintf("that is %d %% of the machine's memory; the kernel may kill the server", used*100/system)
-			m.Remedy = d.cli(s, "CONFIG SET maxmemory BYTES")
+			c.Status, c.Why = Warning, fmt.Sprintf("that is %d %% of the machine's memory; the kernel may kill the server", used*100/system)
+			c.Remedy = d.cli(s, "CONFIG SET maxmemory BYTES")
 		}
 	case share >= 100:
-		m.Status, m.Summary = Failed, fmt.Sprintf("full: %s of %s in use", size(used), size(maxMemory))
-		m.Why, m.Remedy = "the server rejects decisions, and limits use on_failure", d.cli(s, maxMemoryCommand(s))
+		c.Status, c.Summary = Failed, fmt.Sprintf("full: %s of %s in use", size(used), size(maxMemory))
+		c.Why, c.Remedy = "the server rejects decisions, and limits use on_failure", d.cli(s, maxMemoryCommand(s))
 	default:
-		m.Summary = fmt.Sprintf("%d %% in use: %s of %s", share, size(used), size(maxMemory))
+		c.Summary = fmt.Sprintf("%d %% in use: %s of %s", share, size(used), size(maxMemory))
 		if share >= maxMemoryShare {
-			m.Status, m.Why = Warning, "a full server rejects decisions, and limits use on_failure"
-			m.Remedy = d.cli(s, maxMemoryCommand(s))
+			c.Status, c.Why = Warning, "a full server rejects decisions, and limits use on_failure"
+			c.Remedy = d.cli(s, maxMemoryCommand(s))
 		}
 	}
-	d.add(m)
+	d.add(c)
 }
 
 // maxMemoryCommand returns the command that at least doubles a server's maxmemory. All checks of a
@@ -323,10 +318,6 @@ func (d *doctor) checkEvictions(ctx context.Context) {
 
 // checkPersistence reports whether the server can write its files, and what a restart would lose.
 func (d *doctor) checkPersistence(s *server) {
-	if s.info == nil {
-		d.addWithoutInfo("persistence", s, "persistence")
-		return
-	}
 	fork := time.Duration(s.info.Integer("latest_fork_usec")) * time.Microsecond
 	c := Check{Name: "persistence", Server: s.address, Status: OK, Facts: map[string]any{"aof_enabled": s.info["aof_enabled"] == "1",
 		"rdb_last_bgsave_status": s.info["rdb_last_bgsave_status"], "aof_last_write_status": s.info["aof_last_write_status"], "latest_fork_us": fork.Microseconds()}}
@@ -356,10 +347,6 @@ func (d *doctor) checkPersistence(s *server) {
 
 // checkScripts finds servers whose script cache is full of scripts of other programs.
 func (d *doctor) checkScripts(s *server) {
-	if s.info == nil {
-		d.addWithoutInfo("scripts", s, "the script cache")
-		return
-	}
 	n, evicted := s.info.Integer("number_of_cached_scripts"), s.info.Integer("evicted_scripts")
 	c := Check{Name: "scripts", Server: s.address, Status: OK, Summary: count(n, "script") + " in the cache", Facts: map[string]any{"cached": n, "evicted": evicted}}
 	if n > maxCachedScripts || evicted > 0 {
@@ -372,20 +359,16 @@ func (d *doctor) checkScripts(s *server) {
 
 // checkConnections finds servers that refuse connections, or soon will.
 func (d *doctor) checkConnections(s *server) {
-	if s.info == nil {
-		d.addWithoutInfo("connections", s, "the connections")
-		return
-	}
 	n, most, rejected := s.info.Integer("connected_clients"), s.info.Integer("maxclients"), s.info.Integer("rejected_connections")
 	c := Check{Name: "connections", Server: s.address, Status: OK, Summary: fmt.Sprintf("%s of %d", count(n, "connection"), most),
 		Facts: map[string]any{"connected": n, "most": most, "rejected": rejected, "blocked": s.info.Integer("blocked_clients")}}
-	switch {
-	case percent(n, most) >= maxConnectionShare:
+	isNearlyFull := percent(n, most) >= maxConnectionShare
+	if !isNearlyFull && rejected > 0 {
+		c.Summary += fmt.Sprintf("; %d were rejected since the server's start", rejected)
+	}
+	if isNearlyFull || rejected > 0 {
 		c.Status, c.Why = Warning, "an instance that cannot connect uses on_failure"
 		c.Remedy = d.cli(s, fmt.Sprintf("CONFIG SET maxclients %d", 2*most))
-	case rejected > 0:
-		c.Status, c.Summary = Warning, c.Summary+fmt.Sprintf("; %d were rejected since the server's start", rejected)
-		c.Why, c.Remedy = "an instance that cannot connect uses on_failure", d.cli(s, fmt.Sprintf("CONFIG SET maxclients %d", 2*most))
 	}
 	d.add(c)
 }

@@ -23,9 +23,7 @@ func (d *doctor) discover(ctx context.Context) {
 	isCluster := len(d.option.InitAddress) > 1 || strings.Contains(scheme, "cluster") // according to the URL
 	var reached *server
 	for _, address := range d.option.InitAddress {
-		s := d.connect(ctx, d.option, address)
-		d.servers = append(d.servers, s)
-		if s.client != nil {
+		if s := d.addServer(ctx, address); s.client != nil {
 			reached = s
 			break
 		}
@@ -43,16 +41,10 @@ func (d *doctor) discover(ctx context.Context) {
 	default:
 		reached.isReplica = reached.role() == "replica" || reached.role() == "slave"
 		d.primaries = []*server{reached}
-		d.discoverReplicas(ctx, reached)
-	}
-}
-
-func (d *doctor) discoverReplicas(ctx context.Context, primary *server) {
-	d.readInfo(ctx, primary)
-	for _, address := range replicasIn(primary.info) {
-		s := d.connect(ctx, d.option, address)
-		s.isReplica = true
-		d.servers = append(d.servers, s)
+		d.readInfo(ctx, reached)
+		for _, address := range replicasIn(reached.info) {
+			d.addServer(ctx, address).isReplica = true
+		}
 	}
 }
 
@@ -99,9 +91,7 @@ func (d *doctor) discoverBehindSentinel(ctx context.Context) {
 		sentinel.primaryAddress = net.JoinHostPort(primary[0], primary[1])
 		if !seen[sentinel.primaryAddress] {
 			seen[sentinel.primaryAddress] = true
-			s := d.connect(ctx, d.option, sentinel.primaryAddress)
-			d.servers = append(d.servers, s)
-			d.primaries = append(d.primaries, s)
+			d.primaries = append(d.primaries, d.addServer(ctx, sentinel.primaryAddress))
 		}
 		replicas, err := d.do(ctx, sentinel, "SENTINEL", "REPLICAS", name).ToArray()
 		if err != nil {
@@ -111,9 +101,7 @@ func (d *doctor) discoverBehindSentinel(ctx context.Context) {
 			fields, err := replica.AsStrMap()
 			if address := net.JoinHostPort(fields["ip"], fields["port"]); err == nil && !seen[address] {
 				seen[address] = true
-				s := d.connect(ctx, d.option, address)
-				s.isReplica = true
-				d.servers = append(d.servers, s)
+				d.addServer(ctx, address).isReplica = true
 			}
 		}
 	}
@@ -170,11 +158,14 @@ func (d *doctor) discoverCluster(ctx context.Context, node *server) {
 
 // member returns a node of the Cluster, and connects to it unless it is already connected.
 func (d *doctor) member(ctx context.Context, address string) *server {
-	for _, s := range d.servers {
-		if s.address == address {
-			return s
-		}
+	if i := slices.IndexFunc(d.servers, func(s *server) bool { return s.address == address }); i >= 0 {
+		return d.servers[i]
 	}
+	return d.addServer(ctx, address)
+}
+
+// addServer connects to a server of the store.
+func (d *doctor) addServer(ctx context.Context, address string) *server {
 	s := d.connect(ctx, d.option, address)
 	d.servers = append(d.servers, s)
 	return s
@@ -188,11 +179,5 @@ func (d *doctor) readServers(ctx context.Context) {
 			d.readInfo(ctx, s)
 		}
 	}
-	reached := d.primaries[:0]
-	for _, s := range d.primaries {
-		if s.client != nil {
-			reached = append(reached, s)
-		}
-	}
-	d.primaries = reached
+	d.primaries = slices.DeleteFunc(d.primaries, func(s *server) bool { return s.client == nil })
 }

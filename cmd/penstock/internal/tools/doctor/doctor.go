@@ -3,8 +3,10 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -99,9 +101,9 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	d.discover(ctx)
 	d.examine(ctx)
 	r := &Report{Store: o.Name, Kind: d.kind, Prefix: d.base, Status: OK, Checks: d.sorted()}
-	for i := range r.Checks {
-		if severity[r.Checks[i].Status] > severity[r.Status] {
-			r.Status = r.Checks[i].Status
+	for _, c := range r.Checks {
+		if severity[c.Status] > severity[r.Status] {
+			r.Status = c.Status
 		}
 	}
 	r.Commands = d.commands.Load()
@@ -110,12 +112,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 
 // IsReached reports whether at least one server was reached. A refused login counts too.
 func (r *Report) IsReached() bool {
-	for _, c := range r.Checks {
-		if c.Name == "reach" && (c.Status != Failed || c.isLoginRefused) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(r.Checks, func(c Check) bool { return c.Name == "reach" && (c.Status != Failed || c.isLoginRefused) })
 }
 
 // Has reports whether any check has the status least or a worse one.
@@ -149,10 +146,13 @@ func (d *doctor) examine(ctx context.Context) {
 		d.checkVersion(s)
 		d.checkRights(ctx, s)
 		d.checkSlowlog(ctx, s)
-		d.checkMemory(s)
-		d.checkPersistence(s)
-		d.checkScripts(s)
-		d.checkConnections(s)
+		for _, one := range checksOfInfo {
+			if s.info == nil {
+				d.addWithoutInfo(one.name, s, one.what)
+			} else {
+				one.check(d, s)
+			}
+		}
 	}
 	d.checkVersionsAreEqual()
 	d.checkClocks(ctx)
@@ -170,6 +170,18 @@ func (d *doctor) examine(ctx context.Context) {
 	d.checkSpread()
 	d.checkAskedInstance(ctx)
 	d.checkEvictions(ctx)
+}
+
+// checksOfInfo examine what a server's INFO shows: what is the object of each.
+var checksOfInfo = []struct {
+	name, what string
+	check      func(*doctor, *server)
+}{
+	{"eviction", "what happens when the memory is full", (*doctor).checkEvictionPolicy},
+	{"memory", "the memory", (*doctor).checkMemory},
+	{"persistence", "persistence", (*doctor).checkPersistence},
+	{"scripts", "the script cache", (*doctor).checkScripts},
+	{"connections", "the connections", (*doctor).checkConnections},
 }
 
 func (d *doctor) add(c Check) { d.checks = append(d.checks, c) }
@@ -201,10 +213,7 @@ func (d *doctor) addWithoutInfo(name string, s *server, what string) {
 }
 
 func (d *doctor) user() string {
-	if d.option.Username == "" {
-		return "default"
-	}
-	return d.option.Username
+	return cmp.Or(d.option.Username, "default")
 }
 
 // cli returns a command line of redis-cli that sends a command to a server.

@@ -45,14 +45,13 @@ func (d *doctor) checkKeys(ctx context.Context, s *server) {
 	if err != nil {
 		s.sample = nil
 		d.addUnreadable("keys", s, "the keys", "+scan", err)
-		d.checkTenants(s)
-		return
+	} else {
+		for batch := range slices.Chunk(keys, batchSize) {
+			d.readKeys(ctx, s, batch)
+		}
+		s.sample.deleted = d.deletedSince(ctx, s)
+		d.judgeKeys(s)
 	}
-	for batch := range slices.Chunk(keys, batchSize) {
-		d.readKeys(ctx, s, batch)
-	}
-	s.sample.deleted = d.deletedSince(ctx, s)
-	d.judgeKeys(s)
 	d.checkTenants(s)
 }
 
@@ -319,8 +318,8 @@ func (d *doctor) checkSpread() {
 
 // deniedRight returns the missing right that an error names, such as "+scan", or "".
 func deniedRight(err error) string {
-	var reply *rueidis.RedisError
-	if !errors.As(err, &reply) || !strings.HasPrefix(reply.Error(), "NOPERM") {
+	reply, ok := errors.AsType[*rueidis.RedisError](err)
+	if !ok || !strings.HasPrefix(reply.Error(), "NOPERM") {
 		return ""
 	}
 	if _, rest, ok := strings.Cut(reply.Error(), "run the '"); ok { // the error has "run the 'scan' command"

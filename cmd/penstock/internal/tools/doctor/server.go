@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -172,12 +173,7 @@ func (d *doctor) readInfo(ctx context.Context, s *server) {
 }
 
 func (s *server) hasSlot(slot uint16) bool {
-	for _, r := range s.ranges {
-		if int64(slot) >= r.first && int64(slot) <= r.last {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(s.ranges, func(r slotRange) bool { return int64(slot) >= r.first && int64(slot) <= r.last })
 }
 
 // cli returns redis-cli with the options that reach a database of the server.
