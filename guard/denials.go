@@ -62,7 +62,6 @@ func (t *denials) keyOf(charges []penstock.Charge) (key denialKey, version uint6
 	return key, version
 }
 
-// find returns the denial with this key, or nil.
 func (t *denials) find(key denialKey) *denial {
 	s, tag := t.set(key), key.tag()
 	for i := range s.tags {

@@ -123,7 +123,6 @@ func newHolds(report func(returned int)) *holds {
 	return s
 }
 
-// around is a penstock.Decorator.
 func (s *holds) around(deadlines *deadline.Set) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
 		s.next, s.background = batches.Of(next), batches.Of(deadlines.Within(next))

@@ -206,7 +206,6 @@ func (g *Gate) answer(w http.ResponseWriter, r *http.Request, c *compiledRules, 
 	g.rejected.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), rejectionKey{}, &d)))
 }
 
-// An admissionContext is a context that carries an Admission.
 type admissionContext struct {
 	context.Context
 	admission *Admission

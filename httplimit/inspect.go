@@ -24,7 +24,6 @@ func AttributesOf(rules *policy.Rules, r *http.Request, descriptor map[string][]
 	return &descriptorAttributes{&a.attributes, descriptor}, nil
 }
 
-// descriptorAttributes are the attributes of a request and the entries of a descriptor.
 type descriptorAttributes struct {
 	*attributes
 	descriptor map[string][]string

@@ -180,7 +180,6 @@ func explainAmbiguous(text string) string {
 	return ""
 }
 
-// hasCommas reports whether one value of a header may contain commas.
 func hasCommas(header string) bool {
 	switch header {
 	case "Authorization", "Proxy-Authorization", "User-Agent", "Accept", "Accept-Encoding", "Accept-Language", "Referer", "Via", "Forwarded", "X-Forwarded-For":

@@ -56,7 +56,6 @@ func (q *request) key(id *Identity) string {
 	return key
 }
 
-// findKey returns the key that an identity finds for the request, if there is one.
 func (q *request) findKey(id *Identity) (string, bool) {
 	switch {
 	case id.Global:

@@ -43,7 +43,6 @@ func (n *readNames) addSource(s Source) {
 	}
 }
 
-// addMethods records that the policy reads the method of a request.
 func (n *readNames) addMethods() {
 	n.hasMethods = true
 	for _, name := range methodOverrides {

@@ -218,7 +218,6 @@ func cutEncodedSlash(segment []byte) (before, after []byte, found bool) {
 	return segment, nil, false
 }
 
-// badPath returns the error for a path in which escaped[at:end] is wrong.
 func badPath(escaped string, at, end int, what string) error {
 	return fmt.Errorf("path: %.40q at offset %d %s", escaped[at:end], at, what)
 }

@@ -91,7 +91,6 @@ func (s *Source) IsAlwaysPresent() bool {
 	return s.Kind == KindAddress || s.Kind == KindSegment || s.Kind == KindMethod || s.Kind == KindTier
 }
 
-// text returns the text of a source in the request, if it has one.
 func (q *request) text(s *Source) (string, bool) {
 	text := ""
 	switch s.Kind {
@@ -343,7 +342,6 @@ func (n networks) contains(a netip.Addr) bool {
 	return false
 }
 
-// An addressRange has the addresses from first to last.
 type addressRange struct{ first, last netip.Addr }
 
 // ranges returns the addresses of the networks in order. Networks that overlap, or that lie side by

@@ -45,7 +45,6 @@ func (k *keyFacts) tiers(all []Tier) (tiers []int) {
 	return tiers
 }
 
-// list returns the list that has all requests with the key.
 func (k *keyFacts) list(s *Spec) ListMatch {
 	switch k.anyHolds(s.Deny) {
 	case yes:
@@ -89,7 +88,6 @@ type keyFacts struct {
 	absent     []Source   // what these requests lack
 }
 
-// factsOf returns what a key of the identity id says.
 func (r *Rules) factsOf(id *Identity, key string) keyFacts {
 	k := keyFacts{identities: []*Identity{id}, key: key}
 	for id.FirstOf != nil {

@@ -169,7 +169,6 @@ func isTimeout(err error) bool {
 	return ok && timeout.Timeout()
 }
 
-// classify returns the reason that a StoreError has for an error of the client.
 func classify(err error) penstock.Reason {
 	replies := repliesIn(err)
 	if len(replies) == 0 {

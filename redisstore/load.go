@@ -190,7 +190,6 @@ type pendingLoad struct {
 	err  error // valid once done is closed
 }
 
-// recordRight records whether the user may load scripts.
 func (l *scriptLoads) recordRight(err error) {
 	switch {
 	case err == nil:

@@ -295,7 +295,6 @@ func (c *client) selectDB(b *batch, args [][]byte) {
 
 const errClientName = "ERR Client names cannot contain spaces, newlines or special characters."
 
-// isClientName reports whether a client may have the name.
 func isClientName(name []byte) bool {
 	for _, c := range name {
 		if c < '!' || c > '~' {

@@ -31,7 +31,6 @@ type Batch struct {
 	Cause    error // if a fallback made the decision: why the store gave no answer
 }
 
-// ErrUndecided is the Err of a shadow that was not decided.
 var ErrUndecided = errors.New("the shadow was not decided in the call of its batch")
 
 // A Func decides the batches of a list as concurrent calls of Decide would. No two batches of a

@@ -25,7 +25,6 @@ var (
 
 const DefaultMaxWaiting = 1000
 
-// A Range is the least and the most value of a number.
 type Range struct{ Least, Most int64 }
 
 var (

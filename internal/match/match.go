@@ -47,7 +47,6 @@ func Matchers(methods, hosts []string, paths []Pattern, conditions int) (list []
 // A Pattern is a path's pattern, segment by segment.
 type Pattern []Segment
 
-// A Segment is one segment of a Pattern.
 type Segment struct {
 	Kind SegmentKind
 	Text string // the literal text, the name, or the glob

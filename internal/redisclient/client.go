@@ -21,8 +21,6 @@ var (
 	ErrClosed = lazy.ErrClosed
 )
 
-// NotSent marks an error by ErrNotSent.
 func NotSent(err error) error { return fmt.Errorf("%w: %w", ErrNotSent, err) }
 
-// TooLate marks an error by ErrLate and ErrNotSent.
 func TooLate(err error) error { return NotSent(fmt.Errorf("%w: %w", ErrLate, err)) }

@@ -224,7 +224,6 @@ func (r *replyScanner) step(c byte) error {
 	return nil
 }
 
-// begin begins a value by its type.
 func (r *replyScanner) begin(c byte) error {
 	if r.depth == 0 {
 		r.top, r.elements, r.total, r.size, r.headLength = c, -1, 0, 0, 0

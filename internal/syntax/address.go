@@ -2,7 +2,6 @@ package syntax
 
 import "net/netip"
 
-// AddressText returns the text that AppendAddress appends.
 func AddressText(a netip.Addr, prefix4, prefix6 int) string {
 	var buffer [len("2001:0db8:0000:0000:0000:0000:0000:0000/128")]byte
 	return string(AppendAddress(buffer[:0], a, prefix4, prefix6))

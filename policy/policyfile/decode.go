@@ -383,7 +383,6 @@ func (d *decoder) decodeValue(n *yaml.Node, p any) {
 
 var plainTags = []string{"!!str", "!!int", "!!float", "!!bool", "!!timestamp", "!!seq", "!!map", "!!merge", "!"}
 
-// decodePlain decodes a node into a value that has no decode method.
 func (d *decoder) decodePlain(n *yaml.Node, v reflect.Value) {
 	switch {
 	case v.Type() == reflect.TypeFor[map[string]any]():
@@ -539,7 +538,6 @@ type fieldOptions struct {
 	isHeaders  bool // headers: each text is a header field
 }
 
-// A field is a value that a mapping may have.
 type field struct {
 	value   any // a pointer
 	options fieldOptions

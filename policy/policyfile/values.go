@@ -12,7 +12,6 @@ import (
 // A namedList has values with names, in the order in which they were written.
 type namedList[T any] []namedEntry[T]
 
-// A namedEntry is one value of a namedList.
 type namedEntry[T any] struct {
 	Name  string
 	Value T
@@ -241,7 +240,6 @@ func (c *identityConfig) decodeSource(d *decoder, node *yaml.Node) {
 	d.recordPosition(&c.Source, node.Content[0])
 }
 
-// A tierTexts is one text for all tiers, or one for each.
 type tierTexts struct {
 	All   string
 	Tiers namedList[string]

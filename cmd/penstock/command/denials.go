@@ -153,7 +153,6 @@ func (d *denialsCommand) follow(c *cobra.Command, instance *admin) error {
 	}
 }
 
-// print prints an event if it is a denial.
 func (d *denialsCommand) print(out io.Writer, event string, data []byte) error {
 	var one adminapi.Denial
 	if event != "denial" || json.Unmarshal(data, &one) != nil {

@@ -115,7 +115,6 @@ type storeFlags struct {
 
 var storeSettings = []string{"config", "store", "prefix"}
 
-// add adds the flags of storeSettings and of further settings to a command.
 func (f *storeFlags) add(c *cobra.Command, further ...string) {
 	f.texts = make(map[string]*string)
 	names := slices.Concat(storeSettings, further)

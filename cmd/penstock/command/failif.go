@@ -60,7 +60,6 @@ func (t *threshold) isExceeded(value float64, of int64) bool {
 	return value > t.most || t.hasEqual && value == t.most
 }
 
-// reportExceeded prints that the threshold is exceeded, and returns the error of the command.
 func (t *threshold) reportExceeded(to io.Writer) error {
 	fmt.Fprintf(to, "penstock: --fail-if %s holds\n", printable.Line(t.text))
 	return statusOnly(exitProblem)

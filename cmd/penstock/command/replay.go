@@ -162,7 +162,6 @@ func printReplay(out io.Writer, r *replay.Report) error {
 	return nil
 }
 
-// printReplayNotes prints what was read.
 func printReplayNotes(out io.Writer, r *replay.Report) {
 	printLog(out, &r.Log, r.Denied429)
 	if r.WithoutAddress > 0 {

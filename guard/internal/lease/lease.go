@@ -13,7 +13,6 @@ import (
 	"github.com/penstock/penstock/internal/batches"
 )
 
-// Options configure New.
 type Options struct {
 	// Block returns the largest block that may be drawn of a limit; 0: none.
 	Block func(*penstock.Plan) int64

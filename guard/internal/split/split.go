@@ -762,7 +762,6 @@ func shardKey(key string, shard int) string {
 	return key[:penstock.MaxKey-len(sum)-len(suffix)] + string(sum[:]) + string(suffix[:])
 }
 
-// Parts are the parts that a limit is split into.
 type Parts struct {
 	plans    []*penstock.Plan
 	capacity int64 // units of the whole limit
@@ -770,7 +769,6 @@ type Parts struct {
 	hasHolds bool
 }
 
-// N returns how many parts there are.
 func (p *Parts) N() int { return len(p.plans) }
 
 func (p *Parts) unitsOf(shard int) int64 { return partOf(p.capacity, p.N(), shard) }

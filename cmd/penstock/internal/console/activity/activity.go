@@ -49,7 +49,6 @@ const (
 	Waited    = "waited"
 )
 
-// Options of a Recorder.
 type Options struct {
 	// NearPercent defines "near the limit": after the request, at least this percentage of the limit
 	// is used. From 50 to 100. Default: 80.

@@ -131,7 +131,6 @@ func (d *Distinct) sort() {
 	slices.SortFunc(d.Hashes, func(a, b DistinctHash) int { return cmp.Compare(a.Hash, b.Hash) })
 }
 
-// IsExact reports whether the count is exact.
 func (d *Distinct) IsExact() bool { return len(d.Hashes) < d.Size }
 
 // Count returns how many different keys there were, and the standard error of that number. If the

@@ -18,7 +18,6 @@ type Event struct {
 	Details map[string]string `json:"d,omitempty"` // other attributes of the line by name, such as actor.address
 }
 
-// An EventKind says what has happened.
 type EventKind string
 
 // The kinds of events. A log line with the attribute EventAttribute is an event of this kind.

@@ -26,7 +26,6 @@ func (t *table) place(hash uint64) uint64 {
 	return i
 }
 
-// find returns the number of a hash, or -1.
 func (t *table) find(hash uint64) int32 { return t.numbers[t.place(hash)] - 1 }
 
 func (t *table) put(hash uint64, number int32) {

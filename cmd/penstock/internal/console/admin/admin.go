@@ -42,7 +42,6 @@ type Check struct {
 	Run  func(ctx context.Context) (State, string)
 }
 
-// Options of a handler.
 type Options struct {
 	Checks  []Check      // of readiness
 	Metrics http.Handler // serves /metrics

@@ -48,7 +48,6 @@ func (h *Handler) makeTimeline(ctx context.Context, v Viewer, q url.Values) (any
 	return found, nil
 }
 
-// nameOf returns how the timeline names an instance.
 func nameOf(i *activity.Instance) string {
 	name := cmp.Or(i.Host, i.Name)
 	if i.PID > 0 {

@@ -95,7 +95,6 @@ func New(o Options) (*Client, error) {
 	return c, nil
 }
 
-// Close closes connections that are not in use.
 func (c *Client) Close() { c.transport.CloseIdleConnections() }
 
 // Send sends a request and reads its answer. The request is a POST of JSON if there is a body, and

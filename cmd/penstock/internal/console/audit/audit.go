@@ -117,7 +117,6 @@ func (l Line) Intent(states []keylimits.Limit) Line {
 	return l
 }
 
-// Add adds the change of a limit.
 func (l *Line) Add(c keylimits.Change) {
 	one := Change{Rule: c.Before.Rule, Limit: c.Before.Limit, Tier: c.Before.Tier, Before: Usage{c.Before.Used, c.Before.Left}}
 	if c.After != nil {

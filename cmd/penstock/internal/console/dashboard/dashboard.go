@@ -107,7 +107,6 @@ func (h *Handler) serve(w http.ResponseWriter, q *http.Request, p page) {
 	h.write(w, status, p.template, view{Page: p, Viewer: v, Body: body, Problem: text(err)}, q)
 }
 
-// text returns the text of an error; "" for nil.
 func text(err error) string {
 	if err == nil {
 		return ""

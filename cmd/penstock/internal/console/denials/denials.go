@@ -13,7 +13,6 @@ import (
 	"github.com/penstock/penstock/admission"
 )
 
-// A Denial is a request that was denied.
 type Denial struct {
 	Time        time.Time
 	Rule, Limit string
@@ -41,7 +40,6 @@ func (f *Filter) matches(e *admission.Event) bool {
 	return (f.Rule == "" || f.Rule == e.Rule) && (f.Key == "" || f.Key == e.Key)
 }
 
-// Options of a Recorder.
 type Options struct {
 	// TraceID returns the trace id of an event's request, or "". Default: no request has one.
 	TraceID func(*admission.Event) string

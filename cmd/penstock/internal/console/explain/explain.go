@@ -24,7 +24,6 @@ import (
 	"github.com/penstock/penstock/redisstore"
 )
 
-// A Report is the explanation of one request.
 type Report struct {
 	Method  string   `json:"method"`
 	Path    string   `json:"path"`
@@ -39,14 +38,12 @@ type Report struct {
 	Unread  []string `json:"unread,omitempty"`  // limits of new_identities, as RULE.LIMIT, which may deny the request too: only the memory of instances has their counts
 }
 
-// A Rule is a rule that matches.
 type Rule struct {
 	Name      string `json:"name"`
 	IsApplied bool   `json:"applies"`
 	Why       string `json:"why"`
 }
 
-// A Charge is what a limit charges for the request.
 type Charge struct {
 	Rule           string  `json:"rule"`
 	Limit          string  `json:"limit"`

@@ -71,7 +71,6 @@ func (p *printer) columnWidth(width int, texts ...string) int {
 	return width
 }
 
-// printLine prints one line, which may be cut.
 func (p *printer) printLine(format string, args ...any) {
 	p.lines = append(p.lines, fit(fmt.Sprintf(format, args...), p.maxLine))
 }

@@ -48,7 +48,6 @@ func unmarshal(text []byte, m proto.Message) error {
 	return invalid("the body", "an escape is half of a surrogate pair; write both halves")
 }
 
-// checkSyntax checks that a text is one JSON value.
 func checkSyntax(text []byte) error {
 	err, isSyntax := errors.AsType[*json.SyntaxError](json.Unmarshal(text, new(json.RawMessage)))
 	switch {

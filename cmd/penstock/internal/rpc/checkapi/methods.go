@@ -50,7 +50,6 @@ var methods = []*method{
 	define("Explain", "/v1/explain", operator, (*Service).Explain),
 }
 
-// methodAt returns the method with the path, or nil.
 func methodAt(path string) *method {
 	for _, m := range methods {
 		if m.path == path {
@@ -71,7 +70,6 @@ func (m *method) hasDecision() bool {
 	return false
 }
 
-// decisionIn returns the decision in a response, or nil.
 func decisionIn(m proto.Message) *penstockv1.CheckResponse {
 	switch m := m.(type) {
 	case *penstockv1.CheckResponse:

@@ -9,7 +9,6 @@ import (
 // ErrInvalid is wrapped by the errors of Load.
 var ErrInvalid = errors.New("the configuration of Envoy's rate limits is invalid")
 
-// An Error is one error in a file.
 type Error struct {
 	File   string
 	Line   int    // 0: unknown

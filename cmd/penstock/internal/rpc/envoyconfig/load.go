@@ -15,7 +15,6 @@ import (
 	"github.com/penstock/penstock/internal/panicked"
 )
 
-// A File is one file of a configuration.
 type File struct {
 	Name    string // for errors
 	Content []byte

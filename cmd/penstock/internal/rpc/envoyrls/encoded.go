@@ -43,7 +43,6 @@ func (c codec) Marshal(from any) (mem.BufferSlice, error) {
 	return mem.BufferSlice{mem.SliceBuffer(m.bytes)}, nil
 }
 
-// ServiceName is the name of the gRPC service.
 const ServiceName = "envoy.service.ratelimit.v3.RateLimitService"
 
 // Register registers the service of an engine with a server that has the option

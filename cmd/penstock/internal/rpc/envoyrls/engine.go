@@ -58,7 +58,6 @@ func (e *Engine) Config() *envoyconfig.Config {
 	return nil
 }
 
-// MaxDescriptors is how many descriptors a request may have.
 const MaxDescriptors = penstock.MaxCharges
 
 // Decide decides a request. If ctx has a deadline, the store must answer earlier. The margin is a
@@ -118,7 +117,6 @@ func withEarlierAnswer(ctx context.Context) context.Context {
 // maxMargin is the longest time that withEarlierAnswer leaves before the deadline.
 const maxMargin = 5 * time.Millisecond
 
-// failed returns the error for a request that was not decided.
 func failed(outcome admission.Outcome, err error) error {
 	switch {
 	case outcome == admission.Malformed:

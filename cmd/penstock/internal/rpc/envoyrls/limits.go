@@ -156,7 +156,6 @@ func (e *Engine) overrideLimit(domain string) *policy.Limit {
 	}
 }
 
-// An EventName is what events call a limit.
 type EventName struct{ Rule, Limit, Algorithm string }
 
 // EventNames returns the names of all limits of the configuration in force. Events can also have

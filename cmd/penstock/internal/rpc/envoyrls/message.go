@@ -13,7 +13,6 @@ type Request struct {
 	Hits        uint32 // the cost of descriptors without HasHits; 0 means 1
 }
 
-// A Descriptor is one descriptor of a request.
 type Descriptor struct {
 	Entries []envoyconfig.Entry
 
@@ -32,7 +31,6 @@ type Override struct {
 	UnitMultiplier  uint32 // 0 means 1
 }
 
-// A Response is a RateLimitResponse.
 type Response struct {
 	IsOver   bool     // true: the overall code is OVER_LIMIT; false: OK
 	Statuses []Status // one for each descriptor, in the order of the request
@@ -72,5 +70,4 @@ func (l *CurrentLimit) period() time.Duration {
 	return l.Unit.Period() * time.Duration(max(l.UnitMultiplier, 1))
 }
 
-// A Header is a header field.
 type Header struct{ Name, Value string }

@@ -29,7 +29,6 @@ import (
 	"github.com/penstock/penstock/internal/panicked"
 )
 
-// TypeURL is the type of the resources.
 const TypeURL = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig"
 
 // Options configure Follow. Target and Use must be set.

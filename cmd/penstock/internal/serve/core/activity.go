@@ -32,7 +32,6 @@ func seedOf(s settings.Settings) uint64 {
 	return binary.BigEndian.Uint64(hash.Sum(nil))
 }
 
-// eachCounter calls add with each counter that is not 0.
 func (c *Core) eachCounter(add func(activity.Series, uint64)) {
 	c.Metrics.Each(func(rule metrics.Rule, name string, n uint64) {
 		if n > 0 {

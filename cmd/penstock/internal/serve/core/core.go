@@ -302,7 +302,6 @@ func (c *Core) selfTest(ctx context.Context) {
 	}
 }
 
-// Observe counts and reports the event of one request.
 func (c *Core) Observe(e *admission.Event) {
 	c.Metrics.ObserveRequest(e)
 	c.Activity.Observe(e)

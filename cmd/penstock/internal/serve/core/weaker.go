@@ -201,7 +201,6 @@ func appendNames(list []string, kind string, names []string) []string {
 	return append(list, text)
 }
 
-// enforcedLimits returns the names of the limits of a rule that are not shadows.
 func enforcedLimits(rule *policy.Rule) (names []string) {
 	for _, l := range rule.Limits {
 		if !l.Shadow {

@@ -31,7 +31,6 @@ func (regionCollector) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect implements prometheus.Collector.
 func (c regionCollector) Collect(ch chan<- prometheus.Metric) {
 	for _, s := range c() {
 		send := func(desc *prometheus.Desc, n float64) {

@@ -22,7 +22,6 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/logthrottle"
 )
 
-// Options of a Handler.
 type Options struct {
 	// Upstream is where requests go. Its scheme is http, https, h2c (HTTP/2 without TLS) or unix
 	// (HTTP on the socket at that path). Its path is prepended to the paths of requests.

@@ -24,7 +24,6 @@ type auditFile struct {
 	err error // of the latest line
 }
 
-// openAudit opens the audit file, if one is set.
 func (s *service) openAudit() error {
 	s.auditFile = new(auditFile)
 	if s.Settings.AuditFile == "" {

@@ -134,7 +134,6 @@ func (c *limitedTCP) Close() error {
 	return c.TCPConn.Close()
 }
 
-// A limitedUnix is a limitedTCP for Unix sockets.
 type limitedUnix struct {
 	*net.UnixConn
 	heldMemory

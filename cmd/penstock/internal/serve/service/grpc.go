@@ -155,7 +155,6 @@ func (s *service) newHealth(services []string) *health.Server {
 	return server
 }
 
-// serveGRPC makes result serve a gRPC listener.
 func serveGRPC(result *server, grpcServer *grpc.Server, calls *grpcCalls) {
 	drain := sync.OnceValue(func() (drained <-chan struct{}) {
 		done := make(chan struct{})

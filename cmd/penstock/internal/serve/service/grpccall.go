@@ -54,7 +54,6 @@ type grpcConnection struct {
 	restricted atomic.Int64
 }
 
-// connectionCredentials add a grpcConnection to each connection.
 type connectionCredentials struct {
 	credentials.TransportCredentials
 }

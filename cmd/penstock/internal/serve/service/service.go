@@ -77,7 +77,6 @@ type testHooks struct {
 	services func(grpc.ServiceRegistrar) // registers more services at the gRPC listener
 }
 
-// Addresses are the addresses of the listeners.
 type Addresses struct {
 	Listen string // "" if there is no proxy
 	API    string // "" if it is off

@@ -13,7 +13,6 @@ import (
 // name. Missing settings come from flags, the environment or the defaults.
 type Section struct{ fieldvalues.Texts }
 
-// newSection returns a Section that may have the settings of Table.
 func newSection() *Section {
 	s := &Section{fieldvalues.Texts{Known: make(map[string]bool), Removed: make(map[string]string)}}
 	for name := range removed {

@@ -159,7 +159,6 @@ func (r *ratelimitTranslation) setRedis() {
 	}
 }
 
-// setStore makes the store's URL.
 func (r *ratelimitTranslation) setStore() {
 	if r.isTrue("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION") {
 		r.fail("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "it is not supported; omit it, and write the store's URL into PENSTOCK_STORE, with ?server_name= and a name in the server's certificate")

@@ -276,7 +276,6 @@ func (s *Settings) NeedsPolicy() bool {
 // HasEnvoyLimits reports whether Envoy's limits come from files or a control plane.
 func (s *Settings) HasEnvoyLimits() bool { return s.EnvoyConfig != "" || s.EnvoyXDS != "" }
 
-// A Listener is a setting that has an address, and its value.
 type Listener struct{ Name, Address string }
 
 // CallerListeners returns the listeners where callers get decisions. Callers are programs, such as

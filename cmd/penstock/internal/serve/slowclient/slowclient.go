@@ -11,7 +11,6 @@ import (
 	"time"
 )
 
-// Options of a Handler.
 type Options struct {
 	// Stall is how long a client may pause. 0: forever; then Rate has no effect.
 	Stall time.Duration

@@ -67,7 +67,6 @@ func (e Exports) TraceID() func(context.Context) string {
 
 func (e Exports) HasTraces() bool { return e.Traces != "" || e.ShouldContinueTraces }
 
-// A Protocol of OTLP.
 type Protocol string
 
 // The protocols that exporters have.

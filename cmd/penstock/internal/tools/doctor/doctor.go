@@ -59,7 +59,6 @@ type Report struct {
 	Checks   []Check `json:"checks"`
 }
 
-// A Check is one line of the report.
 type Check struct {
 	Name    string         `json:"name"`
 	Server  string         `json:"server,omitempty"` // its address; "" if the check is about all servers

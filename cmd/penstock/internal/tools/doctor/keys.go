@@ -128,7 +128,6 @@ func (d *doctor) readKeys(ctx context.Context, s *server, keys []string) {
 	}
 }
 
-// noteMissingRight records the missing right that an error reports, if it reports one.
 func (m *sample) noteMissingRight(err error) {
 	if right := deniedRight(err); right != "" && !slices.Contains(m.needs, right) {
 		m.needs = append(m.needs, right)

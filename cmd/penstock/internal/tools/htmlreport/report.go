@@ -41,7 +41,6 @@ type Chart struct {
 	Lines  []Line    `json:"lines"`
 }
 
-// A Line is one line of a chart.
 type Line struct {
 	Label  string    `json:"label"`
 	Values []float64 `json:"values"`
@@ -54,7 +53,6 @@ func (c *Chart) Spec() (string, error) {
 	return string(text), err
 }
 
-// Row makes a row of a table.
 func Row(cells ...any) (row []string) {
 	for _, c := range cells {
 		row = append(row, fmt.Sprint(c))

@@ -116,7 +116,6 @@ func (e *editor) promote(rules []*policy.Rule, name string) error {
 	return fmt.Errorf("the policy has no rule %q; %s", wording.Clip(name), wording.Suggest(name, known))
 }
 
-// promoteRule promotes a rule, or one limit of it.
 func (e *editor) promoteRule(at int, r *policy.Rule, name string, node *yaml.Node, want any) error {
 	fields, ok := want.(map[string]any)
 	if !ok || node.Kind != yaml.MappingNode {
@@ -214,7 +213,6 @@ func texts(l *policy.Limit) string {
 	return strings.Join(slices.Compact(all), " / ")
 }
 
-// isSame reports whether a limit is like a candidate.
 func isSame(candidate, limit *policy.Limit) bool {
 	text := func(l *policy.Limit) (s string) {
 		for i := range l.Variants {

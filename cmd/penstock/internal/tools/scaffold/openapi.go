@@ -151,7 +151,6 @@ func (d *description) readPaths(name string, root *yaml.Node) error {
 	return nil
 }
 
-// checkPath returns the mistake in a path of the description, or "".
 func checkPath(path string) (mistake string) {
 	shown := wording.Clip(path)
 	switch {
@@ -187,7 +186,6 @@ func resolveAlias(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-// field returns the value of a field, or nil.
 func field(n *yaml.Node, name string) *yaml.Node {
 	if n == nil || n.Kind != yaml.MappingNode {
 		return nil
