@@ -1,11 +1,13 @@
 package policy
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/match"
 )
 
 // Rules are a compiled policy. Make Rules with New. They never change, and many goroutines may use
@@ -226,4 +228,30 @@ func (s *Statuses) Add(from, to int) {
 	for status := from; status <= to; status++ {
 		s[status/64] |= 1 << (status % 64)
 	}
+}
+
+// A matcher is one way in which a request can match a rule.
+type matcher struct {
+	*match.Matcher
+	where Condition
+	rule  *Rule
+	order int // the place in the policy; after New, the place by specificity
+}
+
+func (m *matcher) matches(q *request) bool {
+	if q.isPreflight && len(m.Methods) == 0 && !m.rule.countsPreflights {
+		return false
+	}
+	if !m.MatchesHost(q.host) || !m.Path.Matches(q.path) {
+		return false
+	}
+	if len(m.Methods) > 0 {
+		q.noteMethod()
+	}
+	return m.MatchesMethod(q.method) && q.holds(m.where)
+}
+
+// bySpecificity orders matchers as Compare does. Equal matchers keep their order.
+func bySpecificity(a, b *matcher) int {
+	return cmp.Or(a.Compare(b.Matcher), cmp.Compare(a.order, b.order))
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/hashslot"
 	"github.com/penstock/penstock/internal/rediskeys"
 )
 
@@ -24,3 +25,8 @@ func KeyOf(c penstock.Charge, o Options) (string, error) {
 func (o Options) keys() rediskeys.Scheme {
 	return rediskeys.Scheme{Base: rediskeys.Base(o.Prefix), Secret: o.Secret}
 }
+
+// slots is the number of hash slots of a Cluster.
+const slots = hashslot.Slots
+
+func slotOf(key []byte) uint16 { return hashslot.Of(key) }

@@ -26,10 +26,12 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyrls"
+	"github.com/penstock/penstock/cmd/penstock/internal/rpc/extauthz"
 	_ "github.com/penstock/penstock/cmd/penstock/internal/serve/grpcqueue"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
 	"github.com/penstock/penstock/cmd/penstock/internal/text/redact"
+	"github.com/penstock/penstock/httplimit/forwardauth"
 	"github.com/penstock/penstock/internal/bearer"
 	"github.com/penstock/penstock/internal/panicked"
 )
@@ -364,4 +366,13 @@ func (c *grpcCalls) finish(method string, panicValue any, err error) error {
 func serviceName(method string) string {
 	name, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
 	return name
+}
+
+func (s *service) registerExtAuthz(r grpc.ServiceRegistrar) error {
+	server, err := extauthz.New(s.core.Controller, forwardauth.Options{Misused: s.misused})
+	if err != nil {
+		return err
+	}
+	server.Register(r)
+	return nil
 }

@@ -2,11 +2,15 @@ package settings
 
 import (
 	"cmp"
+	_ "embed"
 	"strings"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/internal/fieldvalues"
 	"github.com/penstock/penstock/policy"
+	"github.com/penstock/penstock/policy/policyfile"
 )
 
 // A Section is the section server of a policy file. Each value has the form of the flag with that
@@ -97,4 +101,20 @@ func (s *Section) values() map[string]string {
 		}
 	}
 	return found
+}
+
+// schema is generated from policyfile.Form, httplimit.Config and Table by tools/schemagen; run make
+// schema.
+//
+//go:embed schema.json
+var schema string
+
+// Schema returns the JSON Schema (draft 7) of a policy file, for editors. penstock rejects
+// everything that the schema rejects, and more.
+func Schema() []byte { return []byte(schema) }
+
+// PolicyOptions returns the options for reading a policy file. The file may name these algorithms
+// in addition to the built-in ones.
+func PolicyOptions(algorithms ...*algorithm.Algorithm) policyfile.Options {
+	return policyfile.Options{Algorithms: algorithms, Sections: []policyfile.Section{httplimit.DefaultConfig(), newSection()}}
 }

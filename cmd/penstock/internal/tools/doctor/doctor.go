@@ -7,13 +7,18 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/redis/rueidis"
 
+	"github.com/penstock/penstock/cmd/penstock/internal/console/redisops"
+	"github.com/penstock/penstock/cmd/penstock/internal/text/rediscli"
+	"github.com/penstock/penstock/internal/luagen"
 	"github.com/penstock/penstock/internal/redisclient"
 	"github.com/penstock/penstock/internal/rediskeys"
+	"github.com/penstock/penstock/internal/redisrights"
 	"github.com/penstock/penstock/redisstore"
 )
 
@@ -256,4 +261,32 @@ func count(n int64, noun string) string {
 		return "1 " + noun
 	}
 	return fmt.Sprintf("%d %ss", n, noun)
+}
+
+// grant returns the command line that gives rights to the user on a server. rights has the form of
+// a StoreError's hint: words such as "+set" and "~ps1*", or a sentence.
+func (d *doctor) grant(s *server, rights string) string {
+	line := d.cli(s, "ACL SETUSER "+rediscli.Word(d.user()))
+	for word := range strings.FieldsSeq(rights) {
+		if word[0] != '+' && word[0] != '~' {
+			return "grant the user " + d.user() + ": " + rights
+		}
+		line += " " + rediscli.Word(word)
+	}
+	return line
+}
+
+// Rights returns the rights that all checks need: those of the store, and more to inspect the
+// servers. If a right to inspect is missing, a check has the status unknown and names the right.
+func Rights(o redisrights.Options) []redisrights.Right {
+	rights := append(redisops.Rights(o),
+		redisrights.Right{Command: "scan", Example: []string{"SCAN", "0"}, Without: "look at a sample of the keys"},
+		redisrights.Right{Command: "type", Example: []string{"TYPE", luagen.KeyOfExample}, Without: "find keys of a wrong type"},
+		redisrights.Right{Command: "pttl", Example: []string{"PTTL", luagen.KeyOfExample}, Without: "find keys without a TTL"},
+		redisrights.Right{Command: "memory|usage", Example: []string{"MEMORY", "USAGE", luagen.KeyOfExample}, Without: "measure the size of keys"},
+		redisrights.Right{Command: "slowlog|get", Example: []string{"SLOWLOG", "GET", "1"}, Without: "name slow commands"})
+	if o.Cluster {
+		rights = append(rights, redisrights.Right{Command: "cluster|info", Example: []string{"CLUSTER", "INFO"}, Without: "see the state of the Cluster"})
+	}
+	return rights
 }
