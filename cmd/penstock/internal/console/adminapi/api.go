@@ -4,7 +4,6 @@ package adminapi
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -64,21 +63,21 @@ type Options struct {
 	// RegionsNow returns what is known of the other regions. Default: there are none.
 	RegionsNow func() []regions.Status
 
-	// Reader reads keys for operators. Default: it reads the Store.
+	// Reader reads keys for operators.
 	Reader *keylimits.Reader
 
 	// MaxReaders is how many readers of events and denials there may be at once. One more replaces the
-	// oldest. Default: 32.
+	// oldest.
 	MaxReaders int
 
-	// Denials records the denials of the instance. Default: a recorder that is always empty.
+	// Denials records the denials of the instance.
 	Denials *denials.Recorder
 
 	// EnvoyLimits returns the limits of Envoy's files that count under a key. Default: none.
 	EnvoyLimits func(key string) []envoyrls.KeyLimit
 
 	// AuthFailed is called for each request that is rejected because its operator token is wrong or
-	// missing: wrong_token or no_token. Default: nothing.
+	// missing: wrong_token or no_token.
 	AuthFailed func(reason string)
 
 	// AuditIntent writes the line of a reset before the reset, and returns when it is on the disk. If
@@ -118,16 +117,6 @@ const resetPath = "key/reset"
 const timeout = 5 * time.Second
 
 func New(o Options) *Handler {
-	if o.Denials == nil {
-		o.Denials = denials.New(denials.Options{})
-	}
-	if o.Reader == nil {
-		o.Reader = &keylimits.Reader{Store: o.Store}
-	}
-	o.MaxReaders = cmp.Or(o.MaxReaders, maxReaders)
-	if o.AuthFailed == nil {
-		o.AuthFailed = func(string) {}
-	}
 	h := &Handler{Options: o, token: bearer.NewSecret(o.Token), masks: redact.Identities{Show: o.Identities, Secret: o.MaskSecret, Name: o.Name, Key: o.Key}}
 	h.live.handler, h.delays.each = h, wrongTokenDelay
 	for _, r := range routes {

@@ -2,6 +2,7 @@ package adminapi
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"flag"
@@ -21,6 +22,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/activity"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/denials"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/explain"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/keylimits"
 	"github.com/penstock/penstock/guard"
@@ -55,6 +57,8 @@ type fixture struct {
 	options Options
 	audits  []Audit
 }
+
+const maxReaders = 32 // of events and denials
 
 func newFixture(t testing.TB, change func(*Options)) *fixture {
 	t.Helper()
@@ -96,6 +100,10 @@ func newFixture(t testing.TB, change func(*Options)) *fixture {
 	}
 	f := &fixture{t: t}
 	o.Audit = func(a Audit) { f.audits = append(f.audits, a) }
+	o.Denials, o.Reader, o.MaxReaders = cmp.Or(o.Denials, denials.New(denials.Options{})), cmp.Or(o.Reader, &keylimits.Reader{Store: o.Store}), cmp.Or(o.MaxReaders, maxReaders)
+	if o.AuthFailed == nil {
+		o.AuthFailed = func(string) {}
+	}
 	f.Handler, f.options = New(o), o
 	f.delays.each = 0
 	return f

@@ -14,7 +14,6 @@ import (
 )
 
 const (
-	maxReaders       = 32               // of events and denials
 	snapshotInterval = time.Second      // from one snapshot to the next
 	commentInterval  = 15 * time.Second // between comments, which keep connections open in proxies
 	writeTimeout     = 5 * time.Second  // for one event; a slower reader is dropped

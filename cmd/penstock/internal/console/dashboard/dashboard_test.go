@@ -1,6 +1,7 @@
 package dashboard
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -22,7 +23,9 @@ import (
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/adminapi"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/denials"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/explain"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/keylimits"
 	"github.com/penstock/penstock/internal/rediskeys"
 	"github.com/penstock/penstock/internal/regions"
 	"github.com/penstock/penstock/memstore"
@@ -93,6 +96,8 @@ func newSite(t testing.TB, change func(*adminapi.Options)) *site {
 	if change != nil {
 		change(&s.options)
 	}
+	s.options.Denials, s.options.Reader = cmp.Or(s.options.Denials, denials.New(denials.Options{})), cmp.Or(s.options.Reader, &keylimits.Reader{Store: s.options.Store})
+	s.options.MaxReaders, s.options.AuthFailed = 32, func(string) {}
 	s.Handler = New(Options{API: adminapi.New(s.options), Version: "v1.2.3"})
 	return s
 }

@@ -94,12 +94,12 @@ type WatchOptions struct {
 	Settle time.Duration
 
 	// Ready is called with each configuration before it takes effect. If Ready returns an error, the
-	// old configuration stays in force. Default: none.
+	// old configuration stays in force.
 	Ready func(*Config) error
 
 	// Notify is called after every load except the first, with the error of the load or nil. If
 	// polling finds the same error again, Notify is not called. The calls do not overlap. Notify must
-	// not call Reload or Close. Default: none.
+	// not call Reload or Close.
 	Notify func(error)
 }
 
@@ -122,12 +122,6 @@ var errClosed = errors.New("envoyconfig: the watcher is closed")
 // Watch loads the files of a folder, and loads them again when one changes. The folder, or a file
 // in it, may be a link. If the first load fails, Watch returns its error and watches nothing.
 func Watch(dir string, o WatchOptions) (*Watcher, error) {
-	if o.Ready == nil {
-		o.Ready = func(*Config) error { return nil }
-	}
-	if o.Notify == nil {
-		o.Notify = func(error) {}
-	}
 	full, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, err

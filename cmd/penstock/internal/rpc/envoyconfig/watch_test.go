@@ -24,7 +24,7 @@ func write(t *testing.T, name, content string) {
 func watch(t *testing.T, dir string) (*envoyconfig.Watcher, <-chan error) {
 	t.Helper()
 	results := make(chan error, 100)
-	w, err := envoyconfig.Watch(dir, envoyconfig.WatchOptions{Poll: time.Hour, Settle: 5 * time.Millisecond, Notify: func(err error) { results <- err }})
+	w, err := watchFolder(dir, envoyconfig.WatchOptions{Poll: time.Hour, Settle: 5 * time.Millisecond, Notify: func(err error) { results <- err }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,19 +119,19 @@ func TestSwappedLinksTakeEffect(t *testing.T) {
 
 func TestReloadLoadsUnchangedFiles(t *testing.T) {
 	dir := t.TempDir()
-	if _, err := envoyconfig.Watch(filepath.Join(dir, "none"), envoyconfig.WatchOptions{}); err == nil {
+	if _, err := watchFolder(filepath.Join(dir, "none"), envoyconfig.WatchOptions{}); err == nil {
 		t.Error("Watch of a missing folder returns no error; want one")
 	}
 	write(t, filepath.Join(dir, "a.yaml"), "domain: a\nfoo: bar")
-	if _, err := envoyconfig.Watch(dir, envoyconfig.WatchOptions{}); err == nil || !strings.Contains(err.Error(), filepath.Join(dir, "a.yaml")+":2: unknown key 'foo'") {
+	if _, err := watchFolder(dir, envoyconfig.WatchOptions{}); err == nil || !strings.Contains(err.Error(), filepath.Join(dir, "a.yaml")+":2: unknown key 'foo'") {
 		t.Errorf("for an invalid file the error is %v; want one with the file and the line", err)
 	}
-	if _, err := envoyconfig.Watch(filepath.Join(dir, "a.yaml"), envoyconfig.WatchOptions{}); err == nil || !strings.Contains(err.Error(), "is a file") {
+	if _, err := watchFolder(filepath.Join(dir, "a.yaml"), envoyconfig.WatchOptions{}); err == nil || !strings.Contains(err.Error(), "is a file") {
 		t.Errorf("for a file instead of a folder the error is %v; want that it is a file", err)
 	}
 	write(t, filepath.Join(dir, "a.yaml"), oneLimit)
 	loads := 0
-	w, err := envoyconfig.Watch(dir, envoyconfig.WatchOptions{Poll: time.Hour, Ready: func(*envoyconfig.Config) error { loads++; return nil }})
+	w, err := watchFolder(dir, envoyconfig.WatchOptions{Poll: time.Hour, Ready: func(*envoyconfig.Config) error { loads++; return nil }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,4 +142,15 @@ func TestReloadLoadsUnchangedFiles(t *testing.T) {
 	if err := w.Reload(); err == nil {
 		t.Error("Reload after Close returns no error; want one")
 	}
+}
+
+// watchFolder calls Watch. The functions that o lacks do nothing.
+func watchFolder(dir string, o envoyconfig.WatchOptions) (*envoyconfig.Watcher, error) {
+	if o.Ready == nil {
+		o.Ready = func(*envoyconfig.Config) error { return nil }
+	}
+	if o.Notify == nil {
+		o.Notify = func(error) {}
+	}
+	return envoyconfig.Watch(dir, o)
 }

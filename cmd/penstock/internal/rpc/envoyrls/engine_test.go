@@ -1,6 +1,7 @@
 package envoyrls_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -64,6 +65,10 @@ func newFixture(t testing.TB, store penstock.Store, yaml string, o envoyrls.Opti
 		t.Fatal(err)
 	}
 	f := &fixture{}
+	o.Algorithm = cmp.Or(o.Algorithm, penstock.FixedWindow)
+	if o.NewLimit == nil {
+		o.NewLimit = func(envoyrls.EventName) {}
+	}
 	observe := func(e *admission.Event) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
@@ -391,7 +396,7 @@ func TestLimitsRunOnOtherAlgorithms(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, o := range []envoyrls.Options{{Algorithm: penstock.Concurrency}, {Algorithm: penstock.LeakyBucket}, {Mode: envoyrls.Exact, Algorithm: penstock.TokenBucket}, {Headers: []envoyrls.Dialect{"x"}}} {
+	for _, o := range []envoyrls.Options{{Algorithm: penstock.Concurrency}, {Algorithm: penstock.LeakyBucket}, {Mode: envoyrls.Exact, Algorithm: penstock.TokenBucket}, {Algorithm: penstock.FixedWindow, Headers: []envoyrls.Dialect{"x"}}} {
 		if _, err := envoyrls.New(controller, o); !errors.Is(err, penstock.ErrInvalid) {
 			t.Errorf("New with %+v: the error is %v; want ErrInvalid", o, err)
 		}

@@ -16,10 +16,10 @@ import (
 
 // HandlerOptions configure NewHandler. The zero value is useful.
 type HandlerOptions struct {
-	// IsHealthy tells /healthcheck whether the service is healthy. Default: always healthy.
+	// IsHealthy tells /healthcheck whether the service is healthy.
 	IsHealthy func() bool
 
-	// MaxBody is the largest body of /json, in bytes. Default: 1 MiB.
+	// MaxBody is the largest body of /json, in bytes.
 	MaxBody int64
 }
 
@@ -42,12 +42,6 @@ func IsEndpoint(path string) bool {
 //   - /healthcheck returns 200, or 500 if the service is not healthy.
 //   - /rlconfig lists the limits.
 func NewHandler(e *Engine, o HandlerOptions) http.Handler {
-	if o.IsHealthy == nil {
-		o.IsHealthy = func() bool { return true }
-	}
-	if o.MaxBody <= 0 {
-		o.MaxBody = 1 << 20
-	}
 	mux := http.NewServeMux()
 	mux.HandleFunc(pathJSON, func(w http.ResponseWriter, r *http.Request) { e.serveJSON(w, r, o.MaxBody) })
 	mux.HandleFunc(pathHealth, func(w http.ResponseWriter, _ *http.Request) {

@@ -82,14 +82,13 @@ func (f Failure) mode() guard.FailureMode {
 	return guard.FailClosed
 }
 
-// Options configure an Engine. The zero value is useful.
+// Options configure an Engine. Algorithm and NewLimit must be set.
 type Options struct {
 	// Mode is how the descriptors of one request are decided. Default: Atomic.
 	Mode Mode
 
 	// Algorithm enforces all limits. Mode Exact supports only fixed windows. Concurrency limits are
-	// not possible, because Envoy does not report the end of a request. Default:
-	// penstock.FixedWindow, with windows that begin when those of envoyproxy/ratelimit do.
+	// not possible, because Envoy does not report the end of a request.
 	Algorithm *algorithm.Algorithm
 
 	// OnFailure is what happens while the store gives no answer. Default: see FailDefault.
@@ -119,7 +118,7 @@ type Options struct {
 
 	// NewLimit is called with each name that detailed_metric or value_to_metric creates from a
 	// request, before the first event with that name. A configuration creates at most 1,000 names.
-	// NewLimit must be quick. Default: none.
+	// NewLimit must be quick.
 	NewLimit func(EventName)
 
 	// Policy has the rules that decide requests whose domain is not in the configuration. Only
@@ -145,13 +144,7 @@ func (o *Options) onFailure() Failure {
 
 // setDefaults sets the defaults, and then checks the options. An error wraps penstock.ErrInvalid.
 func (o *Options) setDefaults() error {
-	if o.Algorithm == nil {
-		o.Algorithm = penstock.FixedWindow
-	}
 	o.OnFailure = o.onFailure()
-	if o.NewLimit == nil {
-		o.NewLimit = func(EventName) {}
-	}
 	if o.Now == nil {
 		o.Now = time.Now
 	}

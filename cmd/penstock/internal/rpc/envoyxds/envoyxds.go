@@ -45,7 +45,7 @@ type Options struct {
 	Use func(*envoyconfig.Config) error
 
 	// Report is called with nil after a configuration takes effect, and with an error after a
-	// configuration is refused or the connection ends. The calls do not overlap. Default: none.
+	// configuration is refused or the connection ends. The calls do not overlap.
 	Report func(error)
 
 	// MinPause and MaxPause bound the mean pause before a new connection. It doubles with each
@@ -85,9 +85,6 @@ func Follow(o Options) (*Client, error) {
 	}
 	if o.Credentials == nil {
 		o.Credentials = insecure.NewCredentials()
-	}
-	if o.Report == nil {
-		o.Report = func(error) {}
 	}
 	o.NodeID = cmp.Or(o.NodeID, "default")
 	o.MinPause, o.MaxPause = cmp.Or(o.MinPause, defaultMinPause), cmp.Or(o.MaxPause, defaultMaxPause)

@@ -50,9 +50,6 @@ func New(controller *admission.Controller, o forwardauth.Options) (*Server, erro
 	if controller == nil {
 		return nil, fmt.Errorf("%w: extauthz: the controller is nil; admission.New makes one", penstock.ErrInvalid)
 	}
-	if o.Misused == nil {
-		o.Misused = func(error) {}
-	}
 	s := &Server{controller: controller, options: o}
 	s.current()
 	return s, nil

@@ -57,6 +57,9 @@ func controllerOf(t testing.TB, store penstock.Store, rules policy.RuleSource) *
 // serverOf makes a Server on a store without guards.
 func serverOf(t testing.TB, store penstock.Store, rules policy.RuleSource, o forwardauth.Options) *extauthz.Server {
 	t.Helper()
+	if o.Misused == nil {
+		o.Misused = func(error) {}
+	}
 	s, err := extauthz.New(controllerOf(t, store, rules), o)
 	if err != nil {
 		t.Fatal(err)

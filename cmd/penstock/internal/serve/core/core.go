@@ -42,7 +42,6 @@ type Options struct {
 	Algorithms []*algorithm.Algorithm
 
 	// SettingsOutsidePolicy returns the guards' settings of a limit that is not in the policy.
-	// Default: such limits have no settings.
 	SettingsOutsidePolicy func(*penstock.Plan) guard.Settings
 
 	// Version is the version of the program, which other instances show.
@@ -51,10 +50,10 @@ type Options struct {
 	// Events are the events of this instance, for its summary. Default: there are none.
 	Events *activity.Events
 
-	// Denials passes samples of denied requests to its readers. Default: it has no readers.
+	// Denials passes samples of denied requests to its readers.
 	Denials *denials.Recorder
 
-	// Identities shows the keys in log lines. Default: log lines show no keys.
+	// Identities shows the keys in log lines.
 	Identities *redact.Identities
 
 	// Spans makes a span of each decision within a sampled trace. Default: there are none.
@@ -116,15 +115,6 @@ func Open(ctx context.Context, o Options) (*Core, error) {
 }
 
 func newCore(o Options) *Core {
-	if o.SettingsOutsidePolicy == nil {
-		o.SettingsOutsidePolicy = func(*penstock.Plan) guard.Settings { return guard.Settings{} }
-	}
-	if o.Denials == nil {
-		o.Denials = denials.New(denials.Options{})
-	}
-	if o.Identities == nil {
-		o.Identities = &redact.Identities{Show: redact.ShowOff}
-	}
 	c := &Core{
 		Options:           o,
 		plans:             make(map[string][]*penstock.Plan),

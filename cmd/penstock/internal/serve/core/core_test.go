@@ -1,6 +1,7 @@
 package core
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http/httptest"
@@ -10,15 +11,18 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/admin"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/denials"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/metrics"
 	"github.com/penstock/penstock/cmd/penstock/internal/testing/logbuffer"
+	"github.com/penstock/penstock/cmd/penstock/internal/text/redact"
+	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
 func TestEventsAreCounted(t *testing.T) {
 	full := penstock.NewStoreError(penstock.ReasonOutOfMemory, errors.New("memory is full"))
 	log := new(logbuffer.Buffer)
-	core := newCore(Options{Metrics: metrics.New("", nil, 80), Log: log.Logger()})
+	core := newCore(complete(Options{Metrics: metrics.New("", nil, 80), Log: log.Logger()}))
 	compiled := func(rule string) *policyfile.Policy {
 		p, err := policyfile.Parse("rules.yaml", []byte("rules: [{name: "+rule+", per: global, limits: [{rate: 1/s}]}]"), nil, policyfile.Options{})
 		if err != nil {
@@ -71,4 +75,14 @@ func TestEventsAreCounted(t *testing.T) {
 	if !strings.Contains(after, `reloads_total{outcome="failure"} 1`) {
 		t.Errorf("the metrics do not count one failed reload:\n%s", after)
 	}
+}
+
+// complete sets the options that a Core needs and o lacks.
+func complete(o Options) Options {
+	if o.SettingsOutsidePolicy == nil {
+		o.SettingsOutsidePolicy = func(*penstock.Plan) guard.Settings { return guard.Settings{} }
+	}
+	o.Denials = cmp.Or(o.Denials, denials.New(denials.Options{}))
+	o.Identities = cmp.Or(o.Identities, &redact.Identities{Show: redact.ShowOff})
+	return o
 }

@@ -31,7 +31,7 @@ func openDemo(t *testing.T, store string, more map[string]string) *Core {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := Open(context.Background(), Options{Settings: s, Metrics: metrics.New("", nil, 80), Log: slog.New(slog.DiscardHandler), Version: "v9"})
+	c, err := Open(context.Background(), complete(Options{Settings: s, Metrics: metrics.New("", nil, 80), Log: slog.New(slog.DiscardHandler), Version: "v9"}))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -113,7 +113,7 @@ func TestNewReasonIsLoggedImmediately(t *testing.T) {
 // newPolledCore returns a core that only polls its store.
 func newPolledCore(t *testing.T, probe func(context.Context) error) (*Core, *logbuffer.Buffer) {
 	log := new(logbuffer.Buffer)
-	c := newCore(Options{Log: log.Logger(), Metrics: metrics.New("", nil, 80)})
+	c := newCore(complete(Options{Log: log.Logger(), Metrics: metrics.New("", nil, 80)}))
 	c.Settings.Store, c.Settings.StoreTimeout = "redis://localhost", time.Second
 	c.backend.probe = probe
 	ctx, stop := context.WithCancel(t.Context())

@@ -35,7 +35,7 @@ func TestRejectedHeartbeatsAreLogged(t *testing.T) {
 		{nil, ""},
 	} {
 		log := new(logbuffer.Buffer)
-		r := &instanceReporter{Server: failingServer{c.err}, losses: func() int64 { return 0 }, core: newCore(Options{Log: log.Logger()}), line: logthrottle.Line{Every: time.Minute}}
+		r := &instanceReporter{Server: failingServer{c.err}, losses: func() int64 { return 0 }, core: newCore(complete(Options{Log: log.Logger()})), line: logthrottle.Line{Every: time.Minute}}
 		for range 3 {
 			if _, err := r.Heartbeat(t.Context(), "i", time.Second); err != c.err {
 				t.Errorf("Heartbeat returned %v; want %v", err, c.err)
@@ -54,7 +54,7 @@ func TestRejectedHeartbeatsAreLogged(t *testing.T) {
 
 func TestEachLossOfKeysIsLoggedOnce(t *testing.T) {
 	log, losses := new(logbuffer.Buffer), int64(0)
-	r := &instanceReporter{Server: failingServer{}, losses: func() int64 { return losses }, core: newCore(Options{Log: log.Logger()})}
+	r := &instanceReporter{Server: failingServer{}, losses: func() int64 { return losses }, core: newCore(complete(Options{Log: log.Logger()}))}
 	for want, n := range []int64{0, 1, 2} {
 		losses = n
 		for range 2 {

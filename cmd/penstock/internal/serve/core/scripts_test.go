@@ -47,7 +47,7 @@ func newStuckCore(t *testing.T, isDown *atomic.Bool) (*Core, *stuckClient) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { redis.Close() })
-	c := newCore(Options{Log: slog.New(slog.DiscardHandler)})
+	c := newCore(complete(Options{Log: slog.New(slog.DiscardHandler)}))
 	c.backend.probe = func(context.Context) error {
 		if isDown.Load() {
 			return penstock.ErrUnavailable

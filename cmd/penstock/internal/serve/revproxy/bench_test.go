@@ -22,7 +22,7 @@ func BenchmarkProxy(b *testing.B) {
 	}))
 	defer up.Close()
 	target, _ := url.Parse(up.URL)
-	proxy := revproxy.New(revproxy.Options{Upstream: target})
+	proxy := newProxy(revproxy.Options{Upstream: target})
 	defer proxy.Close()
 	bare := &httputil.ReverseProxy{
 		Rewrite:   func(pr *httputil.ProxyRequest) { pr.SetURL(target); pr.SetXForwarded() },

@@ -137,7 +137,7 @@ func TestEarlyResponseKeepsAnHTTP2Connection(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	proxy := revproxy.New(revproxy.Options{Upstream: upstream})
+	proxy := newProxy(revproxy.Options{Upstream: upstream})
 	defer proxy.Close()
 	server := httptest.NewUnstartedServer(proxy)
 	server.Config.Protocols = new(http.Protocols)

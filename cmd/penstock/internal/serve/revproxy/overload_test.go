@@ -41,7 +41,7 @@ func TestNoAddressTakesAllConnections(t *testing.T) {
 		t.Fatal(err)
 	}
 	var overloaded atomic.Int64
-	h := revproxy.New(revproxy.Options{
+	h := newProxy(revproxy.Options{
 		Upstream: target, MaxConnections: 4,
 		IsTrusted:  func(r *http.Request) bool { return strings.HasPrefix(r.RemoteAddr, "10.") },
 		Overloaded: func() { overloaded.Add(1) },
@@ -98,7 +98,7 @@ func TestSlowConnectingIsNotOverload(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := revproxy.New(revproxy.Options{Upstream: target, MaxConnections: 4, ConnectTimeout: time.Minute, TLS: upstream.Client().Transport.(*http.Transport).TLSClientConfig})
+	h := newProxy(revproxy.Options{Upstream: target, MaxConnections: 4, ConnectTimeout: time.Minute, TLS: upstream.Client().Transport.(*http.Transport).TLSClientConfig})
 	defer h.Close()
 	if w := <-sendFrom(h, "192.0.2.1:1"); w.Code != 200 {
 		t.Errorf("a request whose connection opens slowly got %d %s; want 200", w.Code, w.Body)
@@ -137,7 +137,7 @@ func TestResponsesAreCopiedWithoutMemory(t *testing.T) {
 	}
 	for _, size := range []int64{0, 1 << 20} {
 		budget := &countedMemory{size: size}
-		h := revproxy.New(revproxy.Options{Upstream: target, Memory: budget})
+		h := newProxy(revproxy.Options{Upstream: target, Memory: budget})
 		for range 3 {
 			w := <-sendFrom(h, "192.0.2.1:1")
 			if w.Body.String() != text || budget.taken.Load() != 0 {

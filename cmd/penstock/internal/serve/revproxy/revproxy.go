@@ -22,6 +22,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/logthrottle"
 )
 
+// All functions of Options must be set, and so must Memory and Log.
 type Options struct {
 	// Upstream is where requests go. Its scheme is http, https, h2c (HTTP/2 without TLS) or unix
 	// (HTTP on the socket at that path). Its path is prepended to the paths of requests.
@@ -32,15 +33,15 @@ type Options struct {
 	PreserveHost bool
 
 	// IsTrusted returns true if the request's peer is a trusted proxy: its X-Forwarded-* headers
-	// are then kept and extended. Default: no peer is trusted.
+	// are then kept and extended.
 	IsTrusted func(r *http.Request) bool
 
 	// ReadsHeader returns true for headers that rules read. Trailers with such a name are not sent on,
-	// because some upstreams treat trailers like headers. Default: rules read no header.
+	// because some upstreams treat trailers like headers.
 	ReadsHeader func(name string) bool
 
 	// SetMarker changes the header that marks requests of this process for the upstream. It gets the
-	// context of the request. Default: nothing.
+	// context of the request.
 	SetMarker func(context.Context, http.Header)
 
 	// ConnectTimeout limits connecting, and separately the TLS handshake. 0: the system's limit.
@@ -60,33 +61,31 @@ type Options struct {
 	MaxConnections int
 
 	// Overloaded is called for each request that gets 503 because connections to the upstream are in
-	// use: all of them, or the share of its address. Default: nothing is called.
+	// use: all of them, or the share of its address.
 	Overloaded func()
 
-	// Memory gives buffers for bodies of responses. Default: as much as needed.
+	// Memory gives buffers for bodies of responses.
 	Memory Memory
 
 	// NoResponse is called for requests that the upstream may have received, but did not respond
-	// to. The proxy responds to them itself. Default: nothing is called.
+	// to. The proxy responds to them itself.
 	NoResponse func(r *http.Request)
 
 	// Observe is called for each request that was sent to the upstream, with the time until the
 	// headers of its response. status is 0 if there is no response. Observe is not called if the
-	// client disconnects before these headers arrive. Default: nothing is called.
+	// client disconnects before these headers arrive.
 	Observe func(status int, took time.Duration)
 
 	// AddHeaders is called before the proxy responds by itself, to add headers to that response.
-	// Default: it adds none.
 	AddHeaders func(header http.Header, r *http.Request)
 
-	// Trace writes the trace that a request belongs to into the headers for the upstream. Default: the
-	// upstream gets what the client sent.
+	// Trace writes the trace that a request belongs to into the headers for the upstream.
 	Trace func(ctx context.Context, header http.Header)
 
 	// TLS is the configuration for https. Default: TLS 1.2 or later, and the system's roots.
 	TLS *tls.Config
 
-	// Log gets failures, at most one line of each kind a second. Default: nothing is logged.
+	// Log gets failures, at most one line of each kind a second.
 	Log *slog.Logger
 }
 
@@ -95,12 +94,6 @@ type Memory interface {
 	Take(bytes int64) bool // returns false if there are not so many left
 	Release(bytes int64)   // releases taken bytes
 }
-
-// noBudget is a Memory without a bound.
-type noBudget struct{}
-
-func (noBudget) Take(int64) bool { return true }
-func (noBudget) Release(int64)   {}
 
 // A Handler is an http.Handler that forwards requests. Close it when the last request has ended.
 type Handler struct {
@@ -120,37 +113,7 @@ type Handler struct {
 // New makes a Handler. It does not connect.
 func New(o Options) *Handler {
 	h := &Handler{options: o, log: o.Log}
-	if h.log == nil {
-		h.log = slog.New(slog.DiscardHandler)
-	}
-	if h.options.NoResponse == nil {
-		h.options.NoResponse = func(*http.Request) {}
-	}
-	if h.options.Observe == nil {
-		h.options.Observe = func(int, time.Duration) {}
-	}
-	if h.options.ReadsHeader == nil {
-		h.options.ReadsHeader = func(string) bool { return false }
-	}
-	if h.options.SetMarker == nil {
-		h.options.SetMarker = func(context.Context, http.Header) {}
-	}
-	if h.options.Trace == nil {
-		h.options.Trace = func(context.Context, http.Header) {}
-	}
-	if h.options.AddHeaders == nil {
-		h.options.AddHeaders = func(http.Header, *http.Request) {}
-	}
-	if h.options.IsTrusted == nil {
-		h.options.IsTrusted = func(*http.Request) bool { return false }
-	}
-	if h.options.Overloaded == nil {
-		h.options.Overloaded = func() {}
-	}
-	h.buffers.memory = h.options.Memory
-	if h.buffers.memory == nil {
-		h.buffers.memory = noBudget{}
-	}
+	h.buffers.memory = o.Memory
 	h.shares.max = o.MaxConnections / 2
 	h.isHTTP1.Store(o.Upstream.Scheme == "http" || o.Upstream.Scheme == "unix") // https: see trackedTransport
 	h.target, h.transport = newTransport(o)

@@ -48,7 +48,7 @@ func startWrappedProxy(t *testing.T, o revproxy.Options, upstream string, wrap f
 	if o.Upstream, err = url.Parse(upstream); err != nil {
 		t.Fatal(err)
 	}
-	proxy := revproxy.New(o)
+	proxy := newProxy(o)
 	server := httptest.NewServer(wrap(proxy))
 	t.Cleanup(func() {
 		server.Close()
@@ -377,7 +377,7 @@ func TestInterimResponsesAreDroppedForHTTP2(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	handler := revproxy.New(revproxy.Options{Upstream: upstream})
+	handler := newProxy(revproxy.Options{Upstream: upstream})
 	t.Cleanup(handler.Close)
 	statuses := make(chan int, 3)
 	site := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"net"
 	"net/http"
@@ -113,7 +114,7 @@ func options(t *testing.T, upstream http.Handler, flags map[string]string) Optio
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Options{Settings: s}
+	return Options{Settings: s, Log: slog.New(slog.DiscardHandler)}
 }
 
 // wait stops the service, and waits until it has ended.

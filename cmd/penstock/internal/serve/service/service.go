@@ -40,7 +40,7 @@ type Options struct {
 	// changed file is reloaded.
 	Reload <-chan os.Signal
 
-	// Log is for operators. Default: nothing is logged.
+	// Log is for operators.
 	Log *slog.Logger
 
 	// LinesLost returns how many log lines were lost. Default: the metrics do not have this number.
@@ -92,9 +92,6 @@ type Addresses struct {
 // An error wraps settings.ErrInvalid or penstock.ErrInvalid if the configuration cannot be used,
 // and penstock.ErrUnavailable if the store is required and makes no decision.
 func Run(ctx context.Context, o Options) error {
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
 	s := &service{Options: o, metrics: metrics.New(o.Version, o.Telemetry.TraceID(), int(o.Settings.NearLimit)), misusedLine: logthrottle.Line{Every: refusalLogInterval}}
 	s.Log = s.events.Logger(o.Log)
 	if s.Settings.DemoTraffic && len(s.Settings.OperatorToken) == 0 {

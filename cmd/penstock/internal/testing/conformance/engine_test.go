@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyconfig"
 	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyrls"
 	"github.com/penstock/penstock/internal/testing/effort"
@@ -37,6 +39,7 @@ func (s *inProcessService) respond(request *rls.RateLimitRequest) answer {
 func newInProcess(clock clock, conf *startConfig, o envoyrls.Options) (*inProcessService, error) {
 	now := func() time.Time { return time.Unix(clock.now(), 123_456_000) } // ns within the second: any will do
 	o.Now, o.HasMetadata, o.ShadowMode, o.QuotaMode = now, conf.settings.hasMetadata, conf.settings.isShadow, conf.settings.isQuota
+	o.Algorithm, o.NewLimit = cmp.Or(o.Algorithm, algorithm.FixedWindow), func(envoyrls.EventName) {}
 	if conf.settings.hasHeaders {
 		o.Headers = []envoyrls.Dialect{envoyrls.DialectPlain}
 	}

@@ -27,13 +27,13 @@ type Options struct {
 	URL          string             // of the store, as redisstore.Open reads it
 	Name         string             // name of the store in the report, without secrets
 	Keys         redisstore.Options // prefix and secret, as for serve
-	StoreTimeout time.Duration      // how long a decision of serve may take; default 250 ms
+	StoreTimeout time.Duration      // how long a decision of serve may take
 	Digest       string             // of the policy that the instances should have; "" if it is not known
 	Region       string             // of the store; "" if there is only one
 	Peers        map[string]string  // URLs of the other regions' stores, by name
 	Interval     time.Duration      // how often regions exchange; default: 1 s
 
-	// ReadInstance reads the summary of an instance. Default: instances are only counted.
+	// ReadInstance reads the summary of an instance.
 	ReadInstance func(summary string) (Instance, error)
 
 	// AskInstance asks a running instance how the store works for it. Its Host is the address that
@@ -96,9 +96,6 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	}
 	if err := o.Keys.Validate(); err != nil {
 		return nil, err
-	}
-	if o.StoreTimeout <= 0 {
-		o.StoreTimeout = 250 * time.Millisecond
 	}
 	d := &doctor{Options: o, option: option, base: rediskeys.Base(o.Keys.Prefix), kind: "single"}
 	defer d.disconnect()

@@ -37,9 +37,6 @@ func (d *doctor) checkInstances(ctx context.Context, store *redisstore.Store) {
 	}
 	var all []Instance
 	for _, text := range texts {
-		if d.ReadInstance == nil {
-			break
-		}
 		if i, err := d.ReadInstance(text.Text); err == nil { // another version may use another format
 			all = append(all, i)
 		}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
@@ -35,7 +36,7 @@ func TestReportsOfTheDoctorObeyTheirSchema(t *testing.T) {
 	var lastReport []byte                 // of downURL
 	seen := make(map[doctor.Status]bool)
 	for _, url := range []string{"redis://" + good.Addr, "redis://" + bad.Addr, "redis://few:secret@" + good.Addr, "redis://" + cluster.Nodes[0].Addr, downURL} {
-		report, err := doctor.Run(t.Context(), doctor.Options{URL: url, Name: "a store"})
+		report, err := doctor.Run(t.Context(), doctor.Options{URL: url, Name: "a store", StoreTimeout: 250 * time.Millisecond})
 		if err != nil {
 			t.Fatal(err)
 		}
