@@ -175,25 +175,21 @@ func (r *Recorder) limitOf(plan *penstock.Plan) *limit {
 
 // Observe records the keys of an event. Tick counts the outcomes.
 func (r *Recorder) Observe(e *admission.Event) {
-	switch e.Outcome {
-	case admission.Allowed:
-		if e.Decision != nil && e.Decision.Len() == len(e.Charges) {
-			r.observeAllowed(e)
-		}
-	case admission.Denied:
-		if e.Decision != nil && e.Decision.Len() == len(e.Charges) {
-			r.observeDenied(e.Charges[e.Decision.Strictest()].Plan, e.Key, rand.Uint32())
-		}
-	case admission.ShadowDenied:
-		if e.Decision != nil && e.Decision.Len() == len(e.Charges) {
-			r.observeShadowDenied(&e.Charges[e.Decision.Strictest()], rand.Uint32())
-		}
-	case admission.DeniedNewIdentity:
+	isDecided := e.Decision != nil && e.Decision.Len() == len(e.Charges)
+	switch {
+	case e.Outcome == admission.DeniedNewIdentity:
 		var plan *penstock.Plan
 		if len(e.Charges) == 1 {
 			plan = e.Charges[0].Plan
 		}
 		r.observeDenied(plan, e.Key, rand.Uint32())
+	case e.Outcome == admission.Allowed && isDecided:
+		r.observeAllowed(e)
+	case e.Outcome == admission.Denied && isDecided:
+		r.observeDenied(e.Charges[e.Decision.Strictest()].Plan, e.Key, rand.Uint32())
+	case e.Outcome == admission.ShadowDenied && isDecided:
+		c := &e.Charges[e.Decision.Strictest()]
+		r.sample(ShadowDenied, c.Plan, c.Key, rand.Uint32())
 	}
 }
 
@@ -210,20 +206,13 @@ func (r *Recorder) observeAllowed(e *admission.Event) {
 	if e.Source == penstock.FromStore { // other sources know only a part of the limit
 		for i := range e.Charges {
 			if c := &e.Charges[i]; r.isNear(c, e.Decision.Status(i).Remaining) {
-				r.observeNear(c, random)
+				r.limitOf(c.Plan).near.Add(1)
+				r.sample(Near, c.Plan, c.Key, random)
 			}
 		}
 	}
 	if gap := r.streams[Units].gap.Load(); isSampled(gap, random) {
 		r.observeUnits(e.Charges, gap)
-	}
-}
-
-func (r *Recorder) observeNear(c *penstock.Charge, random uint32) {
-	l := r.limitOf(c.Plan)
-	l.near.Add(1)
-	if gap := r.streams[Near].gap.Load(); isSampled(gap, random) {
-		r.add(Near, l, r.localHash(c.Plan, c.Key), c.Key, 1, gap)
 	}
 }
 
@@ -256,14 +245,13 @@ func (r *Recorder) observeDenied(plan *penstock.Plan, key string, random uint32)
 		l := r.limitOf(plan)
 		r.denied.add(hash, DistinctHash{sharedHash(r.options.Seed, plan, key), l.Rule, l.Name})
 	}
-	if gap := r.streams[Denied].gap.Load(); isSampled(gap, random) {
-		r.add(Denied, r.limitOf(plan), hash, key, 1, gap)
-	}
+	r.sample(Denied, plan, key, random)
 }
 
-func (r *Recorder) observeShadowDenied(c *penstock.Charge, random uint32) {
-	if gap := r.streams[ShadowDenied].gap.Load(); isSampled(gap, random) {
-		r.add(ShadowDenied, r.limitOf(c.Plan), r.localHash(c.Plan, c.Key), c.Key, 1, gap)
+// sample adds an event to a stream if the random number selects it.
+func (r *Recorder) sample(to Kind, plan *penstock.Plan, key string, random uint32) {
+	if gap := r.streams[to].gap.Load(); isSampled(gap, random) {
+		r.add(to, r.limitOf(plan), r.localHash(plan, key), key, 1, gap)
 	}
 }
 

@@ -57,10 +57,10 @@ type Options struct {
 	// Explain returns which limits apply to a request, and their charges.
 	Explain func(r *http.Request, descriptor map[string][]string) (*explain.Report, []penstock.Charge, error)
 
-	// Regions returns how this region exchanges with others. Default: there is one region.
+	// Regions returns how this region exchanges with others.
 	Regions func() regions.Setup
 
-	// RegionsNow returns what is known of the other regions. Default: there are none.
+	// RegionsNow returns what is known of the other regions.
 	RegionsNow func() []regions.Status
 
 	// Reader reads keys for operators.
@@ -73,7 +73,7 @@ type Options struct {
 	// Denials records the denials of the instance.
 	Denials *denials.Recorder
 
-	// EnvoyLimits returns the limits of Envoy's files that count under a key. Default: none.
+	// EnvoyLimits returns the limits of Envoy's files that count under a key.
 	EnvoyLimits func(key string) []envoyrls.KeyLimit
 
 	// AuthFailed is called for each request that is rejected because its operator token is wrong or
@@ -81,7 +81,7 @@ type Options struct {
 	AuthFailed func(reason string)
 
 	// AuditIntent writes the line of a reset before the reset, and returns when it is on the disk. If
-	// it returns an error, nothing is reset. Default: nothing is written.
+	// it returns an error, nothing is reset.
 	AuditIntent func(Audit) error
 
 	// Audit records each reset, and each request for a reset that was rejected.
@@ -453,11 +453,7 @@ func (e encoded) serve(w http.ResponseWriter, req *http.Request) {
 }
 
 func (h *Handler) boundsOf(rules *policy.Rules, plan *penstock.Plan, instances int) (all []Bound) {
-	setup := regions.Setup{}
-	if h.Regions != nil {
-		setup = h.Regions()
-	}
-	for _, b := range explain.BoundsOf(rules, plan, instances, setup) {
+	for _, b := range explain.BoundsOf(rules, plan, instances, h.Regions()) {
 		all = append(all, Bound(b))
 	}
 	return all

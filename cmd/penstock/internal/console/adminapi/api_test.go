@@ -25,6 +25,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/console/denials"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/explain"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/keylimits"
+	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyrls"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/rediskeys"
 	"github.com/penstock/penstock/internal/regions"
@@ -93,6 +94,8 @@ func newFixture(t testing.TB, change func(*Options)) *fixture {
 		Explain: func(r *http.Request, descriptor map[string][]string) (*explain.Report, []penstock.Charge, error) {
 			return explain.Explain(p.Rules, r, descriptor, names, 1, regions.Setup{})
 		},
+		Regions: func() regions.Setup { return regions.Setup{} }, RegionsNow: func() []regions.Status { return nil },
+		EnvoyLimits: func(string) []envoyrls.KeyLimit { return nil }, AuditIntent: func(Audit) error { return nil },
 		Name: func(key string) string { return string(rediskeys.NewNames(names.Secret).Append(nil, key)) }, Key: rediskeys.KeyOf,
 	}
 	if change != nil {

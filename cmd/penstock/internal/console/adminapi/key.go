@@ -87,10 +87,7 @@ func (h *Handler) notCounted(key string, q url.Values) error {
 // limitsOf returns the limits of the policy and of Envoy's files that count under a key.
 func (h *Handler) limitsOf(key, rule string) (limits []keylimits.Limit, skipped int) {
 	limits, skipped = keylimits.Find(h.Policy.Rules(), key, rule)
-	if h.EnvoyLimits != nil {
-		limits = append(limits, keylimits.Envoy(h.EnvoyLimits(key), rule)...)
-	}
-	return limits, skipped
+	return append(limits, keylimits.Envoy(h.EnvoyLimits(key), rule)...), skipped
 }
 
 // storeFailed returns the refusal for an error of the store. It contains only the reason, because

@@ -97,7 +97,7 @@ func (h *Handler) reset(ctx context.Context, wanted ResetRequest, a *Audit) (*ke
 	if err != nil {
 		return nil, h.storeFailed(ctx, err)
 	}
-	if intent := a.Intent(before); h.AuditIntent != nil && len(intent.Limits) > 0 {
+	if intent := a.Intent(before); len(intent.Limits) > 0 {
 		if err := h.AuditIntent(intent); err != nil {
 			return nil, refuse(http.StatusInternalServerError, "the audit file cannot be written, so nothing was reset: %v", err)
 		}

@@ -19,7 +19,6 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/console/explain"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/keylimits"
 	"github.com/penstock/penstock/internal/policy/describe"
-	"github.com/penstock/penstock/internal/regions"
 	"github.com/penstock/penstock/policy"
 )
 
@@ -52,10 +51,7 @@ func (h *Handler) state(ctx context.Context) encoded {
 	if name := h.Upstream(); name != "" {
 		current.Upstream = &Upstream{name, latencyOf(&h.Recorder.Upstream)}
 	}
-	var known []regions.Status
-	if h.RegionsNow != nil {
-		known = h.RegionsNow()
-	}
+	known := h.RegionsNow()
 	for _, r := range known {
 		current.Regions = append(current.Regions, Region{Name: r.Region, IsInContact: r.IsInContact, HasDropped: r.HasDropped})
 	}

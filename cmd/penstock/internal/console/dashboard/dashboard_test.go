@@ -26,6 +26,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/console/denials"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/explain"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/keylimits"
+	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyrls"
 	"github.com/penstock/penstock/internal/rediskeys"
 	"github.com/penstock/penstock/internal/regions"
 	"github.com/penstock/penstock/memstore"
@@ -90,6 +91,8 @@ func newSite(t testing.TB, change func(*adminapi.Options)) *site {
 		Explain: func(r *http.Request, descriptor map[string][]string) (*explain.Report, []penstock.Charge, error) {
 			return explain.Explain(p.Rules, r, descriptor, storeOptions, 1, regions.Setup{})
 		},
+		Regions: func() regions.Setup { return regions.Setup{} }, RegionsNow: func() []regions.Status { return nil },
+		EnvoyLimits: func(string) []envoyrls.KeyLimit { return nil }, AuditIntent: func(adminapi.Audit) error { return nil },
 		Audit: func(a adminapi.Audit) { s.audits = append(s.audits, a) },
 		Name:  func(key string) string { return string(newAppendName()(nil, key)) }, Key: rediskeys.KeyOf,
 	}

@@ -296,21 +296,16 @@ func TestNewServiceRefusesWrongOptions(t *testing.T) {
 	longest := []byte(strings.Repeat("a", 4096))
 	tooLong := append([]byte("a"), longest...)
 	for name, c := range map[string]struct {
-		store      penstock.Store
-		controller *admission.Controller
-		options    Options
-		want       string // a part of the error; "": none
+		options Options
+		want    string // a part of the error; "": none
 	}{
-		"no store":                      {nil, controller, Options{}, "the store or the controller is nil"},
-		"no controller":                 {store, nil, Options{}, "the store or the controller is nil"},
-		"neither":                       {nil, nil, Options{}, "the store or the controller is nil"},
-		"a long CallerToken":            {store, controller, Options{CallerToken: tooLong}, "Options.CallerToken has 4097 bytes; at most 4096"},
-		"a long OperatorToken":          {store, controller, Options{OperatorToken: tooLong}, "Options.OperatorToken has 4097 bytes; at most 4096"},
-		"the longest tokens":            {store, controller, Options{CallerToken: longest, OperatorToken: longest}, ""},
-		"without any field":             {store, controller, Options{}, ""},
-		"negative numbers mean default": {store, controller, Options{Parallel: -1, MaxParallel: -1}, ""},
+		"a long CallerToken":            {Options{CallerToken: tooLong}, "Options.CallerToken has 4097 bytes; at most 4096"},
+		"a long OperatorToken":          {Options{OperatorToken: tooLong}, "Options.OperatorToken has 4097 bytes; at most 4096"},
+		"the longest tokens":            {Options{CallerToken: longest, OperatorToken: longest}, ""},
+		"without any field":             {Options{}, ""},
+		"negative numbers mean default": {Options{Parallel: -1, MaxParallel: -1}, ""},
 	} {
-		s, err := New(c.store, c.controller, c.options)
+		s, err := New(store, controller, c.options)
 		if c.want == "" {
 			if err != nil || s.options.Parallel != 64 || s.options.MaxParallel != 1024 {
 				t.Errorf("%s: New returns %+v, %v; want a Service with Parallel 64 and MaxParallel 1024", name, s, err)

@@ -74,9 +74,6 @@ type Service struct {
 // store directly, so it must be the controller's store, with the guards around it. An error wraps
 // penstock.ErrInvalid.
 func New(store penstock.Store, controller *admission.Controller, o Options) (*Service, error) {
-	if store == nil || controller == nil {
-		return nil, fmt.Errorf("%w: checkapi: the store or the controller is nil; memstore.New and admission.New make them", penstock.ErrInvalid)
-	}
 	for name, token := range map[string][]byte{"CallerToken": o.CallerToken, "OperatorToken": o.OperatorToken} {
 		if len(token) > bearer.MaxToken {
 			return nil, fmt.Errorf("%w: checkapi: Options.%s has %d bytes; at most %d are allowed", penstock.ErrInvalid, name, len(token), bearer.MaxToken)

@@ -28,9 +28,6 @@ type Engine struct {
 // o.Settings returns, and so must guard.Options.Limits of its store. The error of New wraps
 // penstock.ErrInvalid.
 func New(controller *admission.Controller, o Options) (*Engine, error) {
-	if controller == nil {
-		return nil, fmt.Errorf("%w: envoyrls: the controller is nil; admission.New makes one", penstock.ErrInvalid)
-	}
 	if err := o.setDefaults(); err != nil {
 		return nil, err
 	}

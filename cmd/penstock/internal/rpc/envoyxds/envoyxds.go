@@ -80,9 +80,6 @@ type Client struct {
 // Close. If the connection ends, the client reconnects, and the configuration stays in force. An
 // error wraps penstock.ErrInvalid.
 func Follow(o Options) (*Client, error) {
-	if o.Target == "" || o.Use == nil {
-		return nil, fmt.Errorf("%w: envoyxds: Options.Target or Options.Use is missing; set both", penstock.ErrInvalid)
-	}
 	if o.Credentials == nil {
 		o.Credentials = insecure.NewCredentials()
 	}

@@ -12,7 +12,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/anypb"
 
-	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyconfig"
 	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyxds"
 )
@@ -197,13 +196,4 @@ func TestClientRetriesUntilItIsClosed(t *testing.T) {
 		}
 	}
 	client.Close()
-}
-
-func TestFollowNeedsTargetAndUse(t *testing.T) {
-	use := func(*envoyconfig.Config) error { return nil }
-	for _, o := range []envoyxds.Options{{}, {Target: "127.0.0.1:1"}, {Use: use}} {
-		if client, err := envoyxds.Follow(o); !errors.Is(err, penstock.ErrInvalid) {
-			t.Errorf("Follow with the target %q returns %v, %v; want ErrInvalid", o.Target, client, err)
-		}
-	}
 }

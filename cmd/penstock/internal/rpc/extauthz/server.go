@@ -20,7 +20,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
 
-	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/httplimit/forwardauth"
 	"github.com/penstock/penstock/policy"
@@ -46,13 +45,10 @@ type Server struct {
 // cannot enforce (see forwardauth.Check), Options.Misused is called with the reason, and the
 // response to each check is an error until a reload brings other rules. Once the Server has
 // enforced rules, it keeps them if a reload brings such limits.
-func New(controller *admission.Controller, o forwardauth.Options) (*Server, error) {
-	if controller == nil {
-		return nil, fmt.Errorf("%w: extauthz: the controller is nil; admission.New makes one", penstock.ErrInvalid)
-	}
+func New(controller *admission.Controller, o forwardauth.Options) *Server {
 	s := &Server{controller: controller, options: o}
 	s.current()
-	return s, nil
+	return s
 }
 
 // Register registers the service envoy.service.auth.v3.Authorization.

@@ -59,7 +59,7 @@ type Options struct {
 	// Spans makes a span of each decision within a sampled trace. Default: there are none.
 	Spans *penstockotel.Spans
 
-	// Check rejects rules that the servers cannot enforce. Default: it rejects no rules.
+	// Check rejects rules that the servers cannot enforce.
 	Check func(*policy.Rules) error
 
 	// WrapStore wraps the store with its guards, for tests. The Core uses the store that WrapStore

@@ -16,6 +16,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/testing/logbuffer"
 	"github.com/penstock/penstock/cmd/penstock/internal/text/redact"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"
 )
 
@@ -81,6 +82,9 @@ func TestEventsAreCounted(t *testing.T) {
 func complete(o Options) Options {
 	if o.SettingsOutsidePolicy == nil {
 		o.SettingsOutsidePolicy = func(*penstock.Plan) guard.Settings { return guard.Settings{} }
+	}
+	if o.Check == nil {
+		o.Check = func(*policy.Rules) error { return nil }
 	}
 	o.Denials = cmp.Or(o.Denials, denials.New(denials.Options{}))
 	o.Identities = cmp.Or(o.Identities, &redact.Identities{Show: redact.ShowOff})

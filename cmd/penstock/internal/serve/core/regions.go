@@ -119,9 +119,6 @@ func (c *Core) checkRules(rules *policy.Rules) error {
 			}
 		}
 	}
-	if c.Check == nil {
-		return nil
-	}
 	return c.Check(rules)
 }
 

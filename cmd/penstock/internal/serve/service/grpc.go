@@ -369,10 +369,6 @@ func serviceName(method string) string {
 }
 
 func (s *service) registerExtAuthz(r grpc.ServiceRegistrar) error {
-	server, err := extauthz.New(s.core.Controller, forwardauth.Options{Misused: s.misused})
-	if err != nil {
-		return err
-	}
-	server.Register(r)
+	extauthz.New(s.core.Controller, forwardauth.Options{Misused: s.misused}).Register(r)
 	return nil
 }
