@@ -181,10 +181,6 @@ func (p Pattern) TextOf(path, name string) (string, bool) {
 	return "", false
 }
 
-func (p Pattern) HasSegment(name string) bool {
-	return slices.Contains(p, Segment{Named, name})
-}
-
 // Compare orders matchers, the most specific first, by these criteria:
 //
 //   - the host: a name, then *.domain (the longer domain first), then any

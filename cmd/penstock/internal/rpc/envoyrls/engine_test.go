@@ -66,9 +66,6 @@ func newFixture(t testing.TB, store penstock.Store, yaml string, o envoyrls.Opti
 	}
 	f := &fixture{}
 	o.Algorithm = cmp.Or(o.Algorithm, penstock.FixedWindow)
-	if o.NewLimit == nil {
-		o.NewLimit = func(envoyrls.EventName) {}
-	}
 	observe := func(e *admission.Event) {
 		f.mu.Lock()
 		defer f.mu.Unlock()

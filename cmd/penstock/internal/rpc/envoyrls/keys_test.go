@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyconfig"
 	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyrls"
 )
@@ -50,7 +51,7 @@ descriptors:
 		"":                           "",
 		"|":                          "",
 	} {
-		found, err := envoyrls.KeyLimits(config, envoyrls.Options{}, key)
+		found, err := envoyrls.KeyLimits(config, envoyrls.Options{Algorithm: penstock.FixedWindow}, key)
 		got := ""
 		for _, l := range found {
 			got = fmt.Sprint(l.Rule, " ", l.Limit, " ", l.Key, " ", l.Plan.Capacity(), " ", l.IsShadow)

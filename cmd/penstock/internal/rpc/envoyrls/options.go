@@ -82,7 +82,7 @@ func (f Failure) mode() guard.FailureMode {
 	return guard.FailClosed
 }
 
-// Options configure an Engine. Algorithm and NewLimit must be set.
+// Options configure an Engine. Algorithm must be set.
 type Options struct {
 	// Mode is how the descriptors of one request are decided. Default: Atomic.
 	Mode Mode
@@ -118,7 +118,7 @@ type Options struct {
 
 	// NewLimit is called with each name that detailed_metric or value_to_metric creates from a
 	// request, before the first event with that name. A configuration creates at most 1,000 names.
-	// NewLimit must be quick.
+	// NewLimit must be quick. Default: none.
 	NewLimit func(EventName)
 
 	// Policy has the rules that decide requests whose domain is not in the configuration. Only
@@ -145,6 +145,9 @@ func (o *Options) onFailure() Failure {
 // setDefaults sets the defaults, and then checks the options. An error wraps penstock.ErrInvalid.
 func (o *Options) setDefaults() error {
 	o.OnFailure = o.onFailure()
+	if o.NewLimit == nil {
+		o.NewLimit = func(EventName) {}
+	}
 	if o.Now == nil {
 		o.Now = time.Now
 	}

@@ -39,7 +39,7 @@ func (s *inProcessService) respond(request *rls.RateLimitRequest) answer {
 func newInProcess(clock clock, conf *startConfig, o envoyrls.Options) (*inProcessService, error) {
 	now := func() time.Time { return time.Unix(clock.now(), 123_456_000) } // ns within the second: any will do
 	o.Now, o.HasMetadata, o.ShadowMode, o.QuotaMode = now, conf.settings.hasMetadata, conf.settings.isShadow, conf.settings.isQuota
-	o.Algorithm, o.NewLimit = cmp.Or(o.Algorithm, algorithm.FixedWindow), func(envoyrls.EventName) {}
+	o.Algorithm = cmp.Or(o.Algorithm, algorithm.FixedWindow)
 	if conf.settings.hasHeaders {
 		o.Headers = []envoyrls.Dialect{envoyrls.DialectPlain}
 	}
