@@ -1,6 +1,7 @@
 package penstock
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -55,9 +56,7 @@ type planCache struct {
 // plan returns the plan of a limit from the cache, or compiles it. A limit without a Group gets the
 // Limiter's name as its Group.
 func (l *Limiter) plan(limit Limit) (*Plan, error) {
-	if limit.Group == "" {
-		limit.Group = l.name
-	}
+	limit.Group = cmp.Or(limit.Group, l.name)
 	c := &l.adHocPlans
 	c.mu.RLock()
 	plan := c.plans[limit]

@@ -1,6 +1,7 @@
 package penstock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,9 +41,7 @@ func NewLimiter(store Store, name string, limits ...Limit) (*Limiter, error) {
 	l := &Limiter{store: store, name: name, plans: make([]*Plan, len(limits))}
 	var errs []error
 	for i, limit := range limits {
-		if limit.Group == "" {
-			limit.Group = name
-		}
+		limit.Group = cmp.Or(limit.Group, name)
 		plan, err := limit.Compile()
 		if err != nil {
 			errs = append(errs, fmt.Errorf("limiter %q: %w", name, err))

@@ -1,6 +1,7 @@
 package penstock
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
@@ -21,12 +22,7 @@ type Plan struct {
 
 // Compile checks the limit and returns its Plan. The error wraps ErrInvalid.
 func (l Limit) Compile() (*Plan, error) {
-	if l.Algorithm == nil {
-		l.Algorithm = TokenBucket
-	}
-	if l.Group == "" {
-		l.Group = l.Name
-	}
+	l.Algorithm, l.Group = cmp.Or(l.Algorithm, TokenBucket), cmp.Or(l.Group, l.Name)
 	if l.Name == "" {
 		return nil, fmt.Errorf("%w: the limit has no name; set Name, or use Per, PerMinute, ParseRate or WithName", ErrInvalid)
 	}

@@ -1,6 +1,7 @@
 package grpclimit
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -153,11 +154,7 @@ func (o *ClientOptions) wait(ctx context.Context, limiter *penstock.Limiter, key
 		}
 		return err
 	}
-	maxWait := o.MaxWait
-	if maxWait == 0 {
-		maxWait = defaultMaxWait
-	}
-	bounded, cancel := context.WithTimeout(ctx, maxWait)
+	bounded, cancel := context.WithTimeout(ctx, cmp.Or(o.MaxWait, defaultMaxWait))
 	defer cancel()
 	return limiter.WaitN(bounded, key, cost)
 }

@@ -39,9 +39,7 @@ func (o Options) Bounds(plan *penstock.Plan) []Bound {
 	if b.settings.OnFailure == FailDefault {
 		b.settings.OnFailure = o.OnFailure
 	}
-	if b.settings.DenyCacheTTL == 0 {
-		b.settings.DenyCacheTTL = o.DenyCacheTTL
-	}
+	b.settings.DenyCacheTTL = cmp.Or(b.settings.DenyCacheTTL, o.DenyCacheTTL)
 	leases := o.Lease.engine(o.Limits, func() int { return int(b.instances) })
 	all := []Bound{{"always", 0, plan.Bound()}}
 	if block := leases.LargestBlock(plan); block >= lease.MinBlock {

@@ -5,6 +5,7 @@
 package observe
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -95,9 +96,7 @@ func New(o Options) *Counts {
 	if o.Removed == nil {
 		o.Removed = func(Rule) {}
 	}
-	if o.NearPercent == 0 {
-		o.NearPercent = 80
-	}
+	o.NearPercent = cmp.Or(o.NearPercent, 80)
 	c := &Counts{
 		options: o, rulesByOwner: make(map[string][]Rule),
 		decisionsBySource: make([]atomic.Uint64, len(sources)), errorsByReason: make([]atomic.Uint64, len(reasons)),

@@ -243,12 +243,7 @@ var inPreflights = []string{"Origin", "User-Agent", "Accept", "Accept-Encoding",
 	"Access-Control-Request-Method", "Access-Control-Request-Headers"}
 
 func (v *Evaluation) has(r *Rule) bool {
-	for _, m := range v.Matched {
-		if m == r {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(v.Matched, r)
 }
 
 func (v *Evaluation) apply(m *matcher) {

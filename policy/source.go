@@ -267,12 +267,7 @@ func (q *request) holds(c Condition) bool {
 }
 
 func (q *request) anyHolds(conditions []Condition) bool {
-	for _, c := range conditions {
-		if q.holds(c) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(conditions, q.holds)
 }
 
 func (q *request) passes(t *Test) bool {
@@ -281,12 +276,7 @@ func (q *request) passes(t *Test) bool {
 		return t.Any || t.networks.contains(q.attributes.Address())
 	case KindClaim:
 		// A claim that is a list passes if any of its elements does.
-		for _, text := range q.claims().Values(t.Source.Name) {
-			if t.has(text) {
-				return true
-			}
-		}
-		return false
+		return slices.ContainsFunc(q.claims().Values(t.Source.Name), t.has)
 	case KindHeader, KindCookie, KindQuery, KindDescriptor:
 		if t.isIdentity {
 			text := q.identifyingText(&t.Source)

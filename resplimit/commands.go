@@ -2,6 +2,7 @@ package resplimit
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -296,12 +297,7 @@ func (c *client) selectDB(b *batch, args [][]byte) {
 const errClientName = "ERR Client names cannot contain spaces, newlines or special characters."
 
 func isClientName(name []byte) bool {
-	for _, c := range name {
-		if c < '!' || c > '~' {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(name, func(c byte) bool { return c < '!' || c > '~' })
 }
 
 // clientCommand executes CLIENT. Requests for features that do not exist here get the reply OK.

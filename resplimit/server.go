@@ -1,6 +1,7 @@
 package resplimit
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -75,9 +76,7 @@ const (
 )
 
 func (o *Options) setDefaults() {
-	if o.LimitName == "" {
-		o.LimitName = defaultLimitName
-	}
+	o.LimitName = cmp.Or(o.LimitName, defaultLimitName)
 	for field, value := range map[*int]int{&o.Parallel: defaultParallel, &o.maxParallel: defaultMaxParallel, &o.MaxConnections: defaultMaxConnections} {
 		if *field <= 0 {
 			*field = value

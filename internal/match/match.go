@@ -88,15 +88,7 @@ func (p Pattern) String() string {
 }
 
 func (m *Matcher) MatchesMethod(method string) bool {
-	if len(m.Methods) == 0 {
-		return true
-	}
-	for _, one := range m.Methods {
-		if one == method {
-			return true
-		}
-	}
-	return false
+	return len(m.Methods) == 0 || slices.Contains(m.Methods, method)
 }
 
 func (m *Matcher) MatchesHost(host string) bool {

@@ -2,6 +2,7 @@ package policyfile
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -118,11 +119,7 @@ func (c *compiler) compileCompound(config *identityConfig, id *policy.Identity) 
 
 // suggestIdentity returns what an unknown name of an identity was probably meant to be.
 func (c *compiler) suggestIdentity(name string) string {
-	known := []string{"ip", "global"}
-	for other := range c.identities {
-		known = append(known, other)
-	}
-	hint := suggestOf(name, known)
+	hint := suggestOf(name, slices.AppendSeq([]string{"ip", "global"}, maps.Keys(c.identities)))
 	switch {
 	case strings.HasPrefix(hint, "did you mean"):
 		return hint

@@ -148,9 +148,7 @@ func (c *compiler) compileShape(l *policy.Limit, s shape, name string) {
 		if !ok {
 			continue
 		}
-		if name == "" {
-			name = limit.Name
-		}
+		name = cmp.Or(name, limit.Name)
 		l.Name = name
 		limit.Name, limit.Group = name, l.Rule.Name
 		if !syntax.IsName(name) || !syntax.IsName(l.Rule.Name) {

@@ -87,9 +87,7 @@ func New(pkg string, controller *admission.Controller, o Options) (*Gate, error)
 	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", penstock.ErrInvalid, pkg, err)
 	}
-	if o.Domain == "" {
-		o.Domain = DefaultDomain
-	}
+	o.Domain = cmp.Or(o.Domain, DefaultDomain)
 	if o.Exempt == nil {
 		o.Exempt = IsInfrastructure
 	}
@@ -117,12 +115,7 @@ func checkDialects(names []string) error {
 
 // IsInfrastructure reports whether a method belongs to health checks, reflection or channelz.
 func IsInfrastructure(method string) bool {
-	for _, prefix := range [...]string{"/grpc.health.", "/grpc.reflection.", "/grpc.channelz."} {
-		if strings.HasPrefix(method, prefix) {
-			return true
-		}
-	}
-	return false
+	return strings.HasPrefix(method, "/grpc.health.") || strings.HasPrefix(method, "/grpc.reflection.") || strings.HasPrefix(method, "/grpc.channelz.")
 }
 
 func (g *Gate) Exempts(method string) bool { return g.options.Exempt(method) }

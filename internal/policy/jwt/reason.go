@@ -3,6 +3,7 @@ package jwt
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	gojwt "github.com/golang-jwt/jwt/v5"
@@ -12,12 +13,7 @@ import (
 
 func rejection(err error) *policy.TokenError {
 	isAnyOf := func(targets ...error) bool {
-		for _, target := range targets {
-			if errors.Is(err, target) {
-				return true
-			}
-		}
-		return false
+		return slices.ContainsFunc(targets, func(target error) bool { return errors.Is(err, target) })
 	}
 	reason, cause := "claims", err
 	switch {

@@ -132,12 +132,7 @@ func (p *Proxies) Trusts(peer Peer) bool {
 }
 
 func (p *Proxies) trustsAddress(address netip.Addr) bool {
-	for _, network := range p.networks {
-		if network.Contains(address) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(p.networks, func(network netip.Prefix) bool { return network.Contains(address) })
 }
 
 // findClient reads a list from the right, and returns the first address that is not trusted. If all

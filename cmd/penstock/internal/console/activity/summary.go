@@ -301,15 +301,7 @@ func (p *packedDistinct) unpack() (*Distinct, error) {
 
 // isLabel reports whether a text may be the name of a rule, limit or series: visible ASCII.
 func isLabel(text string) bool {
-	if len(text) > maxField {
-		return false
-	}
-	for i := range len(text) {
-		if c := text[i]; c <= ' ' || c > '~' {
-			return false
-		}
-	}
-	return true
+	return len(text) <= maxField && !strings.ContainsFunc(text, func(c rune) bool { return c <= ' ' || c > '~' })
 }
 
 // isName reports whether a text may be the name of a key in the store.

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"maps"
 	"math"
 	"net/http"
 	"net/url"
@@ -140,10 +141,7 @@ func totals(fleet *activity.Fleet) []Count {
 			sums[c.Series] = Count{Rule: c.Rule, Limit: c.Limit, Name: c.Name, Last10: sum.Last10 + c.Last10, Last60: sum.Last60 + c.Last60}
 		}
 	}
-	counts := make([]Count, 0, len(sums))
-	for _, c := range sums {
-		counts = append(counts, c)
-	}
+	counts := slices.AppendSeq(make([]Count, 0, len(sums)), maps.Values(sums))
 	sortCounts(counts)
 	return counts
 }

@@ -153,9 +153,7 @@ func (c *chart) fill(history adminapi.History, timings adminapi.Timings) {
 		for n := range chartPoints {
 			l.points = append(l.points, mean(values[n*perPoint:(n+1)*perPoint]))
 		}
-		if c.Most < slices.Max(l.points) {
-			c.Most = slices.Max(l.points)
-		}
+		c.Most = max(c.Most, slices.Max(l.points))
 	}
 	c.Most = axisEnd(c.Most)
 	const perRow = chartPoints / tableRows // points

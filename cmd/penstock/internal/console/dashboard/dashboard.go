@@ -16,6 +16,7 @@ import (
 	"net/http"
 	"net/url"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/console/adminapi"
@@ -175,10 +176,8 @@ const maxForm = 16 << 10 // bytes
 // overview, so that no link leads to another site after a login.
 func pageOrOverview(next string) string {
 	name, _, _ := strings.Cut(next, "?")
-	for _, p := range pages {
-		if p.path == name {
-			return next
-		}
+	if slices.ContainsFunc(pages, func(p page) bool { return p.path == name }) {
+		return next
 	}
 	return overviewPath
 }

@@ -3,6 +3,7 @@
 package denials
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"sync"
@@ -96,9 +97,7 @@ func (r *Recorder) Join(f Filter, rate Rate) *Reader {
 	if len(old) >= MaxReaders {
 		return nil
 	}
-	if rate.PerLimit == 0 {
-		rate.PerLimit = rate.PerSecond
-	}
+	rate.PerLimit = cmp.Or(rate.PerLimit, rate.PerSecond)
 	reader := &Reader{C: make(chan Denial, maxQueued), filter: f, rate: rate}
 	reader.left.Store(rate.PerSecond)
 	all := append(slices.Clone(old), reader)

@@ -4,6 +4,7 @@ package top
 import (
 	"context"
 	"net/url"
+	"slices"
 	"strconv"
 	"time"
 
@@ -79,12 +80,7 @@ func (s *Snapshot) keepRule(rule string) {
 }
 
 func (s *Snapshot) HasRule(name string) bool {
-	for _, r := range s.Rules.Rules {
-		if r.Name == name {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(s.Rules.Rules, func(r adminapi.Rule) bool { return r.Name == name })
 }
 
 // self returns the instance that sent the snapshot, and how long it has run.

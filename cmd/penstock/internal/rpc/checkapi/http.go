@@ -8,6 +8,7 @@ import (
 	"mime"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -34,7 +35,7 @@ func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Set("Cache-Control", "no-store")
 	h.Set("X-Content-Type-Options", "nosniff")
-	m := methodAt(r.URL.Path)
+	at := slices.IndexFunc(methods, func(m *method) bool { return m.path == r.URL.Path })
 	switch {
 	case r.URL.Path == OpenAPIPath && r.Method == http.MethodGet:
 		h.Set("Content-Type", "application/json")
@@ -45,7 +46,7 @@ func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.Set("Allow", http.MethodGet)
 		writeProblem(w, http.StatusMethodNotAllowed, failf(codes.InvalidArgument, "send a GET"))
 		return
-	case m == nil:
+	case at < 0:
 		writeProblem(w, http.StatusNotFound, failf(codes.NotFound, "there is no such path; docs/check-api.md lists the paths"))
 		return
 	case r.Method != http.MethodPost:
@@ -53,6 +54,7 @@ func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		writeProblem(w, http.StatusMethodNotAllowed, failf(codes.InvalidArgument, "send a POST"))
 		return
 	}
+	m := methods[at]
 	if err := s.authorize(r, m.needs); err != nil {
 		if asFailure(err).code == codes.Unauthenticated {
 			h.Set("WWW-Authenticate", `Bearer realm="penstock"`)
@@ -249,9 +251,7 @@ func writeFailure(w http.ResponseWriter, err error) {
 // writeProblem writes a problem document (RFC 9457).
 func writeProblem(w http.ResponseWriter, status int, err error) {
 	f := asFailure(err)
-	if status == 0 {
-		status = http.StatusInternalServerError
-	}
+	status = cmp.Or(status, http.StatusInternalServerError)
 	text := append([]byte(`{"type":"about:blank","title":`), appendString(nil, http.StatusText(status))...)
 	text = append(strconv.AppendInt(append(text, `,"status":`...), int64(status), 10), `,"code":`...)
 	text = append(appendString(text, codeNames[f.code]), `,"detail":`...)

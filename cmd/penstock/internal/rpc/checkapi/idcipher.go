@@ -7,6 +7,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -121,10 +122,8 @@ func (check *validCheck) specOf(c *penstock.Charge) *spec {
 	if check.stated == nil {
 		return nil
 	}
-	for i := range check.stated.Charges {
-		if check.stated.Charges[i].Plan == c.Plan {
-			return &check.specs[i]
-		}
+	if i := slices.IndexFunc(check.stated.Charges, func(one penstock.Charge) bool { return one.Plan == c.Plan }); i >= 0 {
+		return &check.specs[i]
 	}
 	return nil
 }

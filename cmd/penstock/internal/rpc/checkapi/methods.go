@@ -50,15 +50,6 @@ var methods = []*method{
 	define("Explain", "/v1/explain", operator, (*Service).Explain),
 }
 
-func methodAt(path string) *method {
-	for _, m := range methods {
-		if m.path == path {
-			return m
-		}
-	}
-	return nil
-}
-
 // hasDecision reports whether a response has one decision. That of a batch has several.
 func (m *method) hasDecision() bool {
 	switch m.newResponse().(type) {

@@ -2,6 +2,7 @@ package envoyconfig
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -20,12 +21,7 @@ func (c *Config) Domain(name string) *Domain { return c.domains[name] }
 
 // Domains returns the names of all domains, sorted.
 func (c *Config) Domains() []string {
-	var names []string
-	for name := range c.domains {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
+	return slices.Sorted(maps.Keys(c.domains))
 }
 
 // Limits returns all limits in the order of the files. Limit.Index is the index in this list.

@@ -182,11 +182,7 @@ func (l *Limit) notes() (notes []string) {
 func (l *Limit) conditions() string {
 	all := []string{quote("descriptor domain") + ": " + quote(l.domain)}
 	for i, key := range l.keys {
-		value := l.values[i]
-		if value == "" {
-			value = "*"
-		}
-		all = append(all, quote("descriptor "+key)+": "+quote(value))
+		all = append(all, quote("descriptor "+key)+": "+quote(cmp.Or(l.values[i], "*")))
 	}
 	return strings.Join(all, ", ")
 }

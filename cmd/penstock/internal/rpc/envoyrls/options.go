@@ -2,6 +2,7 @@ package envoyrls
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/penstock/penstock"
@@ -32,10 +33,11 @@ func (m Mode) String() string {
 
 // ParseMode reads "atomic" or "exact".
 func ParseMode(text string) (Mode, error) {
-	for _, m := range []Mode{Atomic, Exact} {
-		if m.String() == text {
-			return m, nil
-		}
+	switch text {
+	case "atomic":
+		return Atomic, nil
+	case "exact":
+		return Exact, nil
 	}
 	return Atomic, fmt.Errorf("%q is not a mode; write atomic or exact", text)
 }
@@ -62,10 +64,8 @@ func (f Failure) String() string {
 
 // ParseFailure reads "local", "open", "closed", "error" or "default".
 func ParseFailure(text string) (Failure, error) {
-	for f, name := range failures {
-		if name == text {
-			return Failure(f), nil
-		}
+	if f := slices.Index(failures[:], text); f >= 0 {
+		return Failure(f), nil
 	}
 	return FailDefault, fmt.Errorf("%q is not a failure mode; write local, open, closed, error or default", text)
 }

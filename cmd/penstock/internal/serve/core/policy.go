@@ -57,12 +57,8 @@ func newPolicy(file *policyfile.Policy, s settings.Settings) Policy {
 
 // hasFilledDeny reports whether the deny list reads values from a file, and the file has some.
 func hasFilledDeny(rules *policy.Rules, file string) bool {
-	for _, when := range rules.Spec().Deny {
-		if slices.ContainsFunc(when, func(t policy.Test) bool { return t.File == file && !t.IsEmpty() }) {
-			return true
-		}
-	}
-	return false
+	isFilled := func(t policy.Test) bool { return t.File == file && !t.IsEmpty() }
+	return slices.ContainsFunc(rules.Spec().Deny, func(when policy.Condition) bool { return slices.ContainsFunc(when, isFilled) })
 }
 
 // emptyDeny returns the files of the deny list that have no values. The clients that they listed

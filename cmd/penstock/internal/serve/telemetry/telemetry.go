@@ -5,6 +5,7 @@
 package telemetry
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"fmt"
@@ -193,7 +194,7 @@ func Open(o Options) *Telemetry {
 		}
 	}
 	t.tracer = provider.Tracer(scope, trace.WithInstrumentationVersion(o.Version))
-	o.Log.Info("OpenTelemetry is on", "spans", orNone(o.Exports.Traces), "metrics", orNone(o.Exports.Metrics), "continues_traces", o.Exports.ShouldContinueTraces)
+	o.Log.Info("OpenTelemetry is on", "spans", cmp.Or(o.Exports.Traces, "none"), "metrics", cmp.Or(o.Exports.Metrics, "none"), "continues_traces", o.Exports.ShouldContinueTraces)
 	return t
 }
 
@@ -212,13 +213,6 @@ func (t *Telemetry) TraceOf() func(*admission.Event) string {
 		return nil
 	}
 	return func(e *admission.Event) string { return penstockotel.TraceID(e.Context) }
-}
-
-func orNone(p Protocol) Protocol {
-	if p == "" {
-		return "none"
-	}
-	return p
 }
 
 func newSpanExporter(ctx context.Context, p Protocol) (sdktrace.SpanExporter, error) {

@@ -1,10 +1,12 @@
 package cases
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -93,9 +95,7 @@ func (f *File) run(c *Case) (Result, error) {
 		r.step(s)
 	}
 	r.release()
-	for name := range r.rules {
-		r.result.Rules = append(r.result.Rules, name)
-	}
+	r.result.Rules = slices.AppendSeq(r.result.Rules, maps.Keys(r.rules))
 	slices.Sort(r.result.Rules)
 	return r.result, nil
 }
@@ -258,10 +258,7 @@ func (r *runner) compare(s *Step, isLast bool) (wrong []Failure) {
 	}
 	compareText := func(p *string, what, is string) {
 		if *p != "" && is != *p {
-			if is == "" {
-				is = "none"
-			}
-			differs(p, what, is, *p)
+			differs(p, what, cmp.Or(is, "none"), *p)
 		}
 	}
 	compareText(&s.Rule, "the rule", got.rule)

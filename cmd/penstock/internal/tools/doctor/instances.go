@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -154,10 +155,7 @@ func tally(all []Instance, property func(Instance) string) map[string]int64 {
 func listed(counts map[string]int64) string {
 	var all []string
 	for value, n := range counts {
-		if value == "" {
-			value = "none"
-		}
-		all = append(all, fmt.Sprintf("%.64s (%s)", value, count(n, "instance")))
+		all = append(all, fmt.Sprintf("%.64s (%s)", cmp.Or(value, "none"), count(n, "instance")))
 	}
 	slices.Sort(all)
 	return strings.Join(all[:min(len(all), 10)], ", ")

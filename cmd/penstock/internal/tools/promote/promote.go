@@ -5,6 +5,7 @@ package promote
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -177,9 +178,7 @@ func (e *editor) promoteCandidate(l *policy.Limit, node *yaml.Node, want map[str
 		delete(want, field)
 	}
 	delete(want, "candidate")
-	for field, value := range candidate {
-		want[field] = value
-	}
+	maps.Copy(want, candidate)
 	e.changes = append(e.changes, fmt.Sprintf("the limit %s is %s instead of %s", l.FullName, texts(l.Candidate), texts(l)))
 	return e.change(node, append(remove, "candidate"), from)
 }

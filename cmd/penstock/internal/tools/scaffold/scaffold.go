@@ -2,6 +2,7 @@
 package scaffold
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"regexp"
@@ -290,9 +291,7 @@ func (w *writer) uniqueName(text string) string {
 	if len(base) > maxLength {
 		base = base[:maxLength]
 	}
-	if base == "" {
-		base = "rule"
-	}
+	base = cmp.Or(base, "rule")
 	name := base
 	for w.names[name] > 0 {
 		w.names[base]++
