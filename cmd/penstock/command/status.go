@@ -234,11 +234,7 @@ func envoyLimits(s *settings.Settings, key, rule string) ([]keylimits.Limit, err
 	if err != nil {
 		return nil, fmt.Errorf("%w: envoy-config (%s): %w", settings.ErrInvalid, s.Source("envoy-config"), err)
 	}
-	o, err := service.EnvoyOptions(s)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", settings.ErrInvalid, err)
-	}
-	found, err := envoyrls.KeyLimits(c, o, key)
+	found, err := envoyrls.KeyLimits(c, service.EnvoyOptions(s), key)
 	return keylimits.Envoy(found, rule), err
 }
 

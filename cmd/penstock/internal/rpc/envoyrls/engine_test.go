@@ -393,7 +393,7 @@ func TestLimitsRunOnOtherAlgorithms(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, o := range []envoyrls.Options{{Algorithm: penstock.Concurrency}, {Algorithm: penstock.LeakyBucket}, {Mode: envoyrls.Exact, Algorithm: penstock.TokenBucket}, {Algorithm: penstock.FixedWindow, Headers: []envoyrls.Dialect{"x"}}} {
+	for _, o := range []envoyrls.Options{{Algorithm: penstock.Concurrency}, {Algorithm: penstock.LeakyBucket}, {Mode: envoyrls.Exact, Algorithm: penstock.TokenBucket}} {
 		if _, err := envoyrls.New(controller, o); !errors.Is(err, penstock.ErrInvalid) {
 			t.Errorf("New with %+v: the error is %v; want ErrInvalid", o, err)
 		}
@@ -536,14 +536,14 @@ func TestFallbackAnswersBeforeEnvoyGivesUp(t *testing.T) {
 
 func TestHeadersHaveThreeDialects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, memstore.New(memstore.Options{}), limits, envoyrls.Options{Headers: []envoyrls.Dialect{envoyrls.DialectPlain, envoyrls.DialectDraft03, envoyrls.DialectDraft11}, HeaderNames: envoyrls.HeaderNames{Reset: "x-reset"}})
+		f := newFixture(t, memstore.New(memstore.Options{}), limits, envoyrls.Options{Headers: []envoyrls.Dialect{envoyrls.DialectPlain, envoyrls.DialectDraft03, envoyrls.DialectDraft11}})
 		for _, row := range []struct {
 			request string
 			want    string
 		}{
-			{"small,large", `RateLimit-Limit: 3|RateLimit-Remaining: 2|x-reset: 60|X-RateLimit-Limit: 3, 3;w=60;name="small", 10;w=3600|X-RateLimit-Remaining: 2|X-RateLimit-Reset: 60|` +
+			{"small,large", `RateLimit-Limit: 3|RateLimit-Remaining: 2|RateLimit-Reset: 60|X-RateLimit-Limit: 3, 3;w=60;name="small", 10;w=3600|X-RateLimit-Remaining: 2|X-RateLimit-Reset: 60|` +
 				`RateLimit-Policy: "small";q=3;w=60, "2";q=10;w=3600|RateLimit: "small";r=2;t=60, "2";r=9;t=3600`},
-			{"10: large", `RateLimit-Limit: 10|RateLimit-Remaining: 9|x-reset: 3600|X-RateLimit-Limit: 10, 10;w=3600|X-RateLimit-Remaining: 9|X-RateLimit-Reset: 3600|` +
+			{"10: large", `RateLimit-Limit: 10|RateLimit-Remaining: 9|RateLimit-Reset: 3600|X-RateLimit-Limit: 10, 10;w=3600|X-RateLimit-Remaining: 9|X-RateLimit-Reset: 3600|` +
 				`RateLimit-Policy: "1";q=10;w=3600|RateLimit: "1";r=9;t=3600`},
 			{"other,free", ""},
 		} {

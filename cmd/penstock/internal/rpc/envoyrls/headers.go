@@ -1,7 +1,6 @@
 package envoyrls
 
 import (
-	"slices"
 	"strconv"
 	"strings"
 
@@ -33,21 +32,6 @@ const (
 	DialectDraft11 Dialect = "draft-11"
 )
 
-var dialects = []Dialect{DialectPlain, DialectDraft03, DialectDraft11}
-
-func (d Dialect) isValid() bool { return slices.Contains(dialects, d) }
-
-// HeaderNames are the names of the fields of DialectPlain.
-type HeaderNames struct{ Limit, Remaining, Reset string }
-
-func (n *HeaderNames) setDefaults() {
-	for field, name := range map[*string]string{&n.Limit: "RateLimit-Limit", &n.Remaining: "RateLimit-Remaining", &n.Reset: "RateLimit-Reset"} {
-		if *field == "" {
-			*field = name
-		}
-	}
-}
-
 // appendHeaders adds the header fields, if a limit applied. They show the status with the index
 // denied. If denied is negative, they show the first of those with the fewest requests left.
 func (c *call) appendHeaders(to *Response, denied int) {
@@ -61,15 +45,15 @@ func (c *call) appendHeaders(to *Response, denied int) {
 	if i < 0 {
 		return
 	}
-	o, strictest := &c.engine.options, &to.Statuses[i]
+	strictest := &to.Statuses[i]
 	reset := clamp(c.resetsInSeconds[i])
 	number := func(n uint32) string { return strconv.FormatUint(uint64(n), 10) }
 	limit := number(strictest.Limit.RequestsPerUnit)
-	for _, d := range o.Headers {
+	for _, d := range c.engine.options.Headers {
 		switch d {
 		case DialectPlain:
-			to.Headers = append(to.Headers, Header{o.HeaderNames.Limit, limit}, Header{o.HeaderNames.Remaining, number(strictest.Remaining)},
-				Header{o.HeaderNames.Reset, number(reset)})
+			to.Headers = append(to.Headers, Header{"RateLimit-Limit", limit}, Header{"RateLimit-Remaining", number(strictest.Remaining)},
+				Header{"RateLimit-Reset", number(reset)})
 		case DialectDraft03:
 			to.Headers = append(to.Headers, Header{"X-RateLimit-Limit", limit + draft03Policies(to)}, Header{"X-RateLimit-Remaining", number(strictest.Remaining)},
 				Header{"X-RateLimit-Reset", number(reset)})

@@ -31,15 +31,12 @@ func (m Mode) String() string {
 	return "atomic"
 }
 
-// ParseMode reads "atomic" or "exact".
-func ParseMode(text string) (Mode, error) {
-	switch text {
-	case "atomic":
-		return Atomic, nil
-	case "exact":
-		return Exact, nil
+// ParseMode reads a choice of the setting envoy-mode: "atomic" or "exact".
+func ParseMode(text string) Mode {
+	if text == "exact" {
+		return Exact
 	}
-	return Atomic, fmt.Errorf("%q is not a mode; write atomic or exact", text)
+	return Atomic
 }
 
 // A Failure is what happens to a request while the store gives no answer.
@@ -62,13 +59,8 @@ func (f Failure) String() string {
 	return fmt.Sprintf("Failure(%d)", uint8(f))
 }
 
-// ParseFailure reads "local", "open", "closed", "error" or "default".
-func ParseFailure(text string) (Failure, error) {
-	if f := slices.Index(failures[:], text); f >= 0 {
-		return Failure(f), nil
-	}
-	return FailDefault, fmt.Errorf("%q is not a failure mode; write local, open, closed, error or default", text)
-}
+// ParseFailure reads a choice of envoy-on-failure: "local", "open", "closed", "error" or "default".
+func ParseFailure(text string) Failure { return Failure(max(slices.Index(failures[:], text), 0)) }
 
 // mode returns what the guards do in a failure. FailError is FailClosed for them: applyDecision
 // turns it into an error.
@@ -109,10 +101,6 @@ type Options struct {
 	// Headers are the formats of rate limit headers in responses. Default: none.
 	Headers []Dialect
 
-	// HeaderNames are the names of the fields of DialectPlain. Default: RateLimit-Limit,
-	// RateLimit-Remaining and RateLimit-Reset.
-	HeaderNames HeaderNames
-
 	// HasMetadata adds dynamic metadata to responses (RESPONSE_DYNAMIC_METADATA).
 	HasMetadata bool
 
@@ -151,18 +139,12 @@ func (o *Options) setDefaults() error {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	o.HeaderNames.setDefaults()
 	switch {
 	case o.Mode == Exact && o.Algorithm != penstock.FixedWindow:
 		return fmt.Errorf("%w: mode exact supports only fixed windows, and the algorithm is %s; omit the mode or the algorithm", penstock.ErrInvalid, o.Algorithm.Title())
 	// A leaky bucket owns its refunds: it returns units only to the Holder that took them.
 	case o.Algorithm.NeedsHolder() || o.Algorithm.OwnsRefunds() || o.Algorithm.IsCalendar():
 		return fmt.Errorf("%w: the algorithm %s cannot enforce Envoy's limits; use token-bucket or a window", penstock.ErrInvalid, o.Algorithm.Title())
-	}
-	for _, d := range o.Headers {
-		if !d.isValid() {
-			return fmt.Errorf("%w: %q is not a header dialect; write plain, draft-03 or draft-11", penstock.ErrInvalid, d)
-		}
 	}
 	return nil
 }

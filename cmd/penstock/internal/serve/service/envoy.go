@@ -30,21 +30,20 @@ import (
 )
 
 // EnvoyOptions returns the options of the engine for Envoy's limits.
-func EnvoyOptions(s *settings.Settings) (envoyrls.Options, error) {
+func EnvoyOptions(s *settings.Settings) envoyrls.Options {
 	o := envoyrls.Options{
 		Algorithm:     s.EnvoyAlgorithm,
 		ShadowMode:    s.EnvoyShadowMode,
 		QuotaMode:     s.EnvoyQuotaMode,
 		HasMetadata:   s.EnvoyMetadata,
 		DeniesReports: s.EnvoyReports == "spend",
+		Mode:          envoyrls.ParseMode(s.EnvoyMode),
+		OnFailure:     envoyrls.ParseFailure(s.EnvoyOnFailure),
 	}
-	var modeErr, failureErr error
-	o.Mode, modeErr = envoyrls.ParseMode(s.EnvoyMode)
-	o.OnFailure, failureErr = envoyrls.ParseFailure(s.EnvoyOnFailure)
 	if s.EnvoyHeaders != "none" {
 		o.Headers = []envoyrls.Dialect{envoyrls.Dialect(s.EnvoyHeaders)}
 	}
-	return o, errors.Join(modeErr, failureErr)
+	return o
 }
 
 // envoyOnFailure returns what Envoy gets while the store gives no answer.

@@ -180,10 +180,7 @@ func (s *service) open(runCtx context.Context) error {
 	if possible := max(budget.clients, budget.callers); possible < s.Settings.MaxConnections/2 {
 		s.Log.Warn("this process may open too few files for max_connections; raise its limit (ulimit -n)", "connections", possible, "max_connections", s.Settings.MaxConnections)
 	}
-	envoyOptions, err := EnvoyOptions(&s.Settings)
-	if err != nil {
-		return fmt.Errorf("%w: %w", settings.ErrInvalid, err)
-	}
+	envoyOptions := EnvoyOptions(&s.Settings)
 	reloadPolicy := s.Reload
 	var reloadEnvoy <-chan os.Signal // nil: no signal reloads Envoy's limits
 	if s.Settings.EnvoyConfig != "" && s.Reload != nil {
@@ -195,6 +192,7 @@ func (s *service) open(runCtx context.Context) error {
 		return err
 	}
 	s.denials = denials.New(denials.Options{TraceID: s.telemetry.TraceOf()})
+	var err error
 	s.core, err = core.Open(runCtx, core.Options{
 		Settings:              s.Settings,
 		Reload:                reloadPolicy,
