@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"math"
+	"strconv"
 )
 
 // The bounds of what a client may send. A declared length is checked against them before anything
@@ -291,26 +292,12 @@ func unescape(line []byte, at int) (c byte, last int) {
 		c = '\a'
 	case 'x':
 		if at+2 < len(line) {
-			high, isHigh := hexDigit(line[at+1])
-			low, isLow := hexDigit(line[at+2])
-			if isHigh && isLow {
-				return high<<4 | low, at + 2
+			if value, err := strconv.ParseUint(string(line[at+1:at+3]), 16, 8); err == nil {
+				return byte(value), at + 2
 			}
 		}
 	}
 	return c, at
-}
-
-func hexDigit(c byte) (value byte, ok bool) {
-	switch {
-	case c >= '0' && c <= '9':
-		return c - '0', true
-	case c >= 'a' && c <= 'f':
-		return c - 'a' + 10, true
-	case c >= 'A' && c <= 'F':
-		return c - 'A' + 10, true
-	}
-	return 0, false
 }
 
 // isSpace reports whether a byte ends a word: one for which isspace of C is true, or NUL.

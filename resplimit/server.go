@@ -217,13 +217,11 @@ func (s *Server) serveConn(conn net.Conn) {
 		return
 	}
 	s.connected[c] = struct{}{}
-	s.goroutines.Add(1)
-	s.mu.Unlock()
-	go func() {
-		defer s.goroutines.Done()
+	s.goroutines.Go(func() {
 		defer s.disconnect(c)
 		c.serve()
-	}()
+	})
+	s.mu.Unlock()
 }
 
 func (s *Server) disconnect(c *client) {

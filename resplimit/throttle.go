@@ -135,11 +135,9 @@ func (j *job) answer(r *reply) {
 	case j.kind == crabThrottle: // the reply has allowed, limit, remaining, reset after, retry after
 		a := j.throttleReply()
 		r.array(5)
-		r.integer(1 - a.limited)
-		r.integer(a.limit)
-		r.integer(a.remaining)
-		r.integer(a.resetAfter)
-		r.integer(max(a.retryAfter, -a.limited)) // 0 if allowed, -1 if it never fits
+		for _, n := range []int64{1 - a.limited, a.limit, a.remaining, a.resetAfter, max(a.retryAfter, -a.limited)} { // the last is 0 if allowed, -1 if it never fits
+			r.integer(n)
+		}
 	default:
 		r.array(5)
 		j.throttleReply().answer(r)
@@ -151,11 +149,9 @@ func (j *job) answer(r *reply) {
 type throttleReply struct{ limited, limit, remaining, retryAfter, resetAfter int64 }
 
 func (a throttleReply) answer(r *reply) {
-	r.integer(a.limited)
-	r.integer(a.limit)
-	r.integer(a.remaining)
-	r.integer(a.retryAfter)
-	r.integer(a.resetAfter)
+	for _, n := range []int64{a.limited, a.limit, a.remaining, a.retryAfter, a.resetAfter} {
+		r.integer(n)
+	}
 }
 
 func (j *job) throttleReply() throttleReply {

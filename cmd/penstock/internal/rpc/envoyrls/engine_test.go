@@ -161,7 +161,7 @@ type conversation struct {
 // run sends the requests to a new engine, and compares the responses.
 func (c *conversation) run(t *testing.T, yaml string, o envoyrls.Options) {
 	t.Helper()
-	t.Run(o.Mode.String()+", "+c.name, func(t *testing.T) {
+	t.Run(fmt.Sprint("mode ", o.Mode)+", "+c.name, func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			f := newFixture(t, memstore.New(memstore.Options{}), yaml, o)
 			for line := range strings.Lines(c.lines) {

@@ -24,13 +24,6 @@ const (
 	Exact
 )
 
-func (m Mode) String() string {
-	if m == Exact {
-		return "exact"
-	}
-	return "atomic"
-}
-
 // ParseMode reads a choice of the setting envoy-mode: "atomic" or "exact".
 func ParseMode(text string) Mode {
 	if text == "exact" {
@@ -51,13 +44,6 @@ const (
 )
 
 var failures = [...]string{"default", "local", "open", "closed", "error"}
-
-func (f Failure) String() string {
-	if int(f) < len(failures) {
-		return failures[f]
-	}
-	return fmt.Sprintf("Failure(%d)", uint8(f))
-}
 
 // ParseFailure reads a choice of envoy-on-failure: "local", "open", "closed", "error" or "default".
 func ParseFailure(text string) Failure { return Failure(max(slices.Index(failures[:], text), 0)) }

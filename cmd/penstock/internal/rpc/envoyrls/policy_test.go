@@ -39,13 +39,13 @@ rules:
 `
 
 func TestModesAndFailuresHaveTexts(t *testing.T) {
-	for _, want := range []envoyrls.Mode{envoyrls.Atomic, envoyrls.Exact} {
-		if got := envoyrls.ParseMode(want.String()); got != want {
-			t.Errorf("ParseMode(%q) = %v; want %v", want, got, want)
+	for text, want := range map[string]envoyrls.Mode{"atomic": envoyrls.Atomic, "exact": envoyrls.Exact} {
+		if got := envoyrls.ParseMode(text); got != want {
+			t.Errorf("ParseMode(%q) = %v; want %v", text, got, want)
 		}
 	}
 	for want, text := range []string{"default", "local", "open", "closed", "error"} {
-		if got := envoyrls.ParseFailure(text); got != envoyrls.Failure(want) || got.String() != text {
+		if got := envoyrls.ParseFailure(text); got != envoyrls.Failure(want) {
 			t.Errorf("ParseFailure(%q) = %v; want %v", text, got, envoyrls.Failure(want))
 		}
 	}
