@@ -92,8 +92,8 @@ func statusOf(err error) int {
 	return exitInternal
 }
 
-// addOutput adds the flag --output with these formats; text or json by default. The value is checked
-// before the command runs.
+// addOutput adds the flag --output with these formats; text or json by default. The value is
+// checked before the command runs.
 func addOutput(c *cobra.Command, output *string, formats ...string) {
 	if formats == nil {
 		formats = []string{"text", "json"}
