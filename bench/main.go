@@ -35,7 +35,7 @@ import (
 	"os"
 	"strings"
 
-	"github.com/penstock/penstock/internal/loadaverage"
+	"github.com/penstock/penstock/internal/testing/loadaverage"
 )
 
 func main() {

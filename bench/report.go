@@ -10,7 +10,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/penstock/penstock/internal/loadaverage"
+	"github.com/penstock/penstock/internal/testing/loadaverage"
 )
 
 // A report prints each table when it is complete, and the goals at the end.

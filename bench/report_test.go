@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/penstock/penstock/internal/loadaverage"
+	"github.com/penstock/penstock/internal/testing/loadaverage"
 )
 
 // Sections of one file may be measured on different days. Each keeps its day and its load.

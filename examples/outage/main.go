@@ -20,7 +20,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/examples/internal/demo"
-	"github.com/penstock/penstock/internal/loadaverage"
+	"github.com/penstock/penstock/internal/testing/loadaverage"
 	"github.com/penstock/penstock/internal/testing/redistest"
 )
 

@@ -6,7 +6,7 @@ import (
 	"os"
 	"time"
 
-	"github.com/penstock/penstock/internal/loadaverage"
+	"github.com/penstock/penstock/internal/testing/loadaverage"
 )
 
 // A record has the results of an experiment, from which a picture is drawn. Times are in seconds

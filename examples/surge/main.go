@@ -26,7 +26,7 @@ import (
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/examples/internal/demo"
 	"github.com/penstock/penstock/httplimit"
-	"github.com/penstock/penstock/internal/loadaverage"
+	"github.com/penstock/penstock/internal/testing/loadaverage"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy/policyfile"
 )

@@ -22,7 +22,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/internal/loadaverage"
+	"github.com/penstock/penstock/internal/testing/loadaverage"
 	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/scripts/internal/process"
 )

@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/penstock/penstock/internal/loadaverage"
+	"github.com/penstock/penstock/internal/testing/loadaverage"
 )
 
 // A benchRecord is the file that the bench program saves: its sections.
