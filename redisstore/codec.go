@@ -41,6 +41,7 @@ const (
 	batchSize   = 2                         // the number of charges in a batch, for mixed.lua
 	placeSize   = 2 + 1                     // key, algorithm: before each charge, for mixed.lua
 	chargeSize  = 1 + 4 + 4*8               // mode, tag; cost, three parameters
+	shortSize   = 4 + 2*8                   // a charge in the short form: see isShort
 	statusSize  = 5 * 8                     // granted, remaining, retry, reset, wait
 	plainSize   = 2 * 8                     // remaining, reset: the whole cost was granted without a wait
 	deniedSize  = 3 * 8                     // remaining, retry, reset: nothing was granted
@@ -80,7 +81,14 @@ func (c *call) encode(s *Store, now int64, script *script) {
 		binary.LittleEndian.PutUint16(c.buf[at:], uint16(len(c.batchSizes)))
 		at = headerSize
 	}
+	isShort := script.kind == single && isShort(c.charges)
 	for i := range c.charges {
+		if isShort {
+			c.keyNumber(s, &c.charges[i])
+			appendShort(c.buf[:at], &c.charges[i])
+			at += shortSize
+			continue
+		}
 		if leftInBatch == 0 && script.kind == mixed {
 			leftInBatch = c.batchSizes[nextBatch]
 			nextBatch++
@@ -103,7 +111,12 @@ func (c *call) encodeFlight(s *Store, now int64, f *coalesce.Flight) {
 	c.buf = append(c.buf, make([]byte, stampedSize)...)
 	c.putHeader(s, now)
 	shared := sharedCharges(f, now)
+	isShort := isShort(shared)
 	for i := range shared {
+		if isShort {
+			c.buf = appendShort(c.buf, &shared[i])
+			continue
+		}
 		c.buf = binary.LittleEndian.AppendUint32(c.buf, shared[i].Plan.Tag())
 		c.appendCharge(&shared[i], now)
 	}
@@ -157,6 +170,32 @@ func sharedCharges(f *coalesce.Flight, now int64) (shared []penstock.Charge) {
 		}
 	}
 	return shared
+}
+
+// maxShort is the largest capacity, in parts, of a bucket in the short form. Such a bucket is empty
+// after 17 years, so the second until which its key lives has 32 bits.
+const maxShort = 1 << 49
+
+// isShort reports whether a batch has the short form, which the block straight of luagen/storage.lua
+// decides: each charge spends one unit of a token bucket that refills one part per µs.
+func isShort(charges []penstock.Charge) bool {
+	for i := range charges {
+		ch := &charges[i]
+		if ch.Plan.Algorithm() != algorithm.TokenBucket || ch.Mode != penstock.Spend || ch.Cost != 1 || ch.CountsDenial() {
+			return false
+		}
+		if p := ch.Plan.Params(0); p[0] != 1 || p[1]*p[2] > maxShort || isExtended(ch, p[3]) {
+			return false
+		}
+	}
+	return true
+}
+
+// appendShort packs a charge in the short form: its tag, the parts of a unit, and the capacity in
+// parts.
+func appendShort(b []byte, ch *penstock.Charge) []byte {
+	p := ch.Plan.Params(0)
+	return appendNumber(appendNumber(binary.LittleEndian.AppendUint32(b, ch.Plan.Tag()), p[1]), p[1]*p[2])
 }
 
 // isExtended reports whether an extension follows a charge with this fourth parameter.

@@ -128,7 +128,7 @@ func Mixed(algorithms []*algorithm.Algorithm) string {
 		}
 		fragments.WriteString(a.Lua() + "\n")
 	}
-	harness := replaceBlocks(harnesses().mixed, "sets", func(block string) string { return repeat(block, "", min(saves.Len(), 1)) })
+	harness := keepBlocks(harnesses().mixed, "sets", saves.Len() > 0)
 	harness = strings.NewReplacer("  STEP\n", steps.String(), "    SAVE\n", saves.String(), "  RECEIPTOF\n", receipts.String()).Replace(harness)
 	// The harness checks all rights at once, so the fragments need not.
 	functions := replaceRights(removeComments(fragments.String()), func([]string) string { return "" })
@@ -138,7 +138,9 @@ func Mixed(algorithms []*algorithm.Algorithm) string {
 // unroll expands a harness for a sequence of algorithms.
 func unroll(text string, algorithms []*algorithm.Algorithm) string {
 	n := len(algorithms)
+	text = keepBlocks(text, "buckets", !slices.ContainsFunc(algorithms, func(a *algorithm.Algorithm) bool { return a != algorithm.TokenBucket }))
 	text = replaceBlocks(text, "one", func(block string) string { return repeat(block, "", max(2-n, 0)) })
+	text = keepBlocks(text, "several", n > 1)
 	text = replaceBlocks(text, "each", func(block string) string { return repeat(block, "", n) })
 	text = expandLists(text, n)
 	isAdditive := !slices.ContainsFunc(algorithms, func(a *algorithm.Algorithm) bool { return !a.IsAdditive() })
@@ -213,15 +215,19 @@ var harnesses = sync.OnceValue(func() (h struct{ single, set, uniform, mixed str
 	storage := removeComments(storageLua)
 	include := func(harness string) string {
 		harness = removeComments(harness)
-		for _, part := range [...]string{"clock", "load", "decide", "save", "decideset", "saveset"} {
+		before, allow, after, _ := cutBlock(harness, "allow")
+		before, deny, after, _ := cutBlock(before+after, "deny")
+		harness = before + after
+		for _, part := range [...]string{"clock", "straight", "load", "decide", "save", "decideset", "saveset"} {
 			_, text, _, _ := cutBlock(storage, part)
 			harness = strings.Replace(harness, "@"+part+"\n", text, 1)
 		}
+		harness = strings.NewReplacer("ALLOW\n", allow, "DENY\n", deny).Replace(harness)
 		return replaceNames(replaceAllCalls(harness, preludeOf().functions), constants)
 	}
 	h.single = strings.NewReplacer("GET\n", "call('GET', key)\n",
 		"FAIL\n", "return redis.error_reply('CORRUPT the state of this key is malformed')\n").Replace(include(singleLua))
-	h.set = include(strings.NewReplacer("@load\n", "", "@decide\n", "@decideset\n", "@save\n", "@saveset\n").Replace(singleLua))
+	h.set = include(strings.NewReplacer("local stored = GET\n", "", "@straight\n", "", "@load\n", "", "@decide\n", "@decideset\n", "@save\n", "@saveset\n").Replace(singleLua))
 	// In uniform.lua, save has the outcome of the last step that was accepted.
 	_, save, _, _ := cutBlock(storage, "save")
 	save = replaceNames(save, map[string]string{"keep": "keepLast", "reset": "resetLast", "t": "s"})

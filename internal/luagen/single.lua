@@ -5,11 +5,20 @@
 -- a$ to d$ are the parameters of an algorithm. The extension d$, patience$, holder$, receipt$ is
 -- left out if all four are 0, unless the batch is a dry run. The first 16 bytes of args are now and
 -- the stamp. The reply begins with the last two bytes of the stamp. A charge has 37 bytes without
--- its extension. If the caller gives the time, a byte follows the charges. So the length of args
--- shows whether there are only charges without extensions, which one call unpacks.
+-- its extension, and 20 bytes in the short form of the block straight. If the caller gives the time,
+-- a byte follows the charges. So the length of args shows the form of the charges.
 local args, key, virtual, isDryRun = ARGV[1], KEYS[1], 0, false
 local now, stamp, @list{mode$, tag$, cost$, a$, b$, c$} = 0
 local @list{d$, patience$, holder$, receipt$} = @list{0, 0, 0, 0}
+@buckets
+local isStraight, @list{capacity$} = #args <= 17 + 20 * COUNT
+if isStraight then
+  stamp, @list{tag$, b$, capacity$} = sunpack('<I2@text{I4dd}', args, 15)
+  if #args > 16 + 20 * COUNT then
+    now = sunpack('<d', args)
+  end
+else
+@endbuckets
 if #args == 16 + 37 * COUNT then
   stamp, @list{mode$, tag$, cost$, a$, b$, c$} = sunpack('<I2@text{BI4dddd}', args, 15)
 else
@@ -26,8 +35,18 @@ else
   end
 @endeach
 end
+@buckets
+end
+@endbuckets
 @clock
 
+local stored = GET
+@straight
+@buckets
+if isStraight then -- not decided above
+  @list{mode$, cost$, a$, c$} = @list{SPEND, 1, 1, capacity$ / b$}
+end
+@endbuckets
 @load
 
 @decide
@@ -45,3 +64,11 @@ if @any{receipt$ < 0} then
   return spack('<I2@text{dddddd}', stamp, @list{granted$, remaining$, retry$, reset$, wait$, receipt$ < 0 and granted$ > 0 and NEWRECEIPT$ or 0})
 end
 return spack('<I2@text{ddddd}', stamp, @list{granted$, remaining$, retry$, reset$, wait$})
+
+-- What the block straight replies.
+@allow
+return spack('<I2@text{dd}', stamp, @list{(capacity$ - level$ - (capacity$ - level$) % b$) / b$, level$})
+@endallow
+@deny
+return spack('<I2@text{ddd}', stamp, @list{level$ < capacity$ and (capacity$ - level$ - (capacity$ - level$) % b$) / b$ or 0, level$ + b$ > capacity$ and level$ + b$ - capacity$ or 0, level$})
+@enddeny

@@ -1,8 +1,9 @@
 -- Blocks of the harnesses. All three harnesses use clock, which reads the time. single.lua and
 -- uniform.lua also use load, decide and save. load reads the numbers of a batch's limits from their
--- string. decide runs the algorithms, and save stores the new numbers. GET and FAIL stand for what
--- differs between the two harnesses: how to get the string, and what to do if it is malformed. MGET
--- returns nothing for a key of another type, and GET returns an error.
+-- string. decide runs the algorithms, and save stores the new numbers. straight does all this for the
+-- most frequent batches. GET, FAIL, ALLOW and DENY stand for what differs between the two
+-- harnesses: how to get the string, what to do if it is malformed, and how to reply. MGET returns
+-- nothing for a key of another type, and GET returns an error.
 
 -- now is 0 unless the caller gives the time, in µs. virtual, in ms, is added to TTLs.
 @clock
@@ -13,6 +14,51 @@ else
   virtual = VIRTUALTTL
 end
 @endclock
+
+-- straight decides a Spend of one unit of each limit, if all are token buckets that refill one part
+-- per µs. Such a batch has a short form: a tag, the parts of a unit, and the capacity in parts of
+-- each bucket. If the string is new or usual (see load), straight writes and replies what the general
+-- code would. It leaves other strings to the general code, and denials that need a longer TTL.
+@straight
+@buckets
+if isStraight then
+  local expiresAfter, @list{word$, level$, since$, parts$} = 0
+  if not stored then
+    @list{level$} = @list{0}
+  elseif #stored == 4 + 24 * COUNT then
+    expiresAfter, @list{word$, level$, since$, parts$} = sunpack('<I4@text{I4I7I7I6}', stored)
+    if @all{word$ == tag$ + 3 and parts$ == b$ and since$ <= now and level$ <= MAX} then
+@each
+      level$ = level$ > now - since$ and level$ - now + since$ or 0
+@endeach
+    else
+      level1 = nil
+    end
+  end
+  if level1 and @all{level$ + b$ <= capacity$} then
+    @list{level$} = @list{level$ + b$}
+    local need = level1
+@several
+    need = math.max(@list{level$})
+@endseveral
+    if now + need > expiresAfter * 1000000 then
+      local ttl = ttlof(need) + virtual
+      call('SET', key, spack('<I4@text{I4I7I7I6}', expiryof(now, need), @list{tag$ + 3, level$, now, b$}), 'PX', ttltext(ttl))
+    else
+@one
+      call('SETRANGE', key, '8', spack('<I7I7', level$, now))
+@endone
+@several
+      call('SETRANGE', key, '4', spack('<@text{I4I7I7I6}', @list{tag$ + 3, level$, now, b$}))
+@endseveral
+    end
+    ALLOW
+  elseif level1 and @all{now + level$ <= expiresAfter * 1000000} then
+    DENY
+  end
+end
+@endbuckets
+@endstraight
 
 @load
 -- The first 4 bytes of a string are a time in seconds: the key does not expire before that time. An
@@ -26,7 +72,6 @@ end
 -- count of the entry's numbers, and first$ is the position of the entry. s$1 to s$6 are the stored
 -- numbers. If there are more than six, s$6 has those from the sixth on, as they are stored.
 -- expiresAfter is the time at the beginning of the string: first in seconds, later in µs.
-local stored = GET
 local isUsual, expiresAfter, size = false, 0, 0
 local @list{first$, n$, s$1, s$2, s$3, s$4, s$5, s$6}
 if stored then
@@ -45,7 +90,7 @@ if stored then
     -- malformed.
     while pos + 17 <= size and size <= MAXSTRING do
       local word = sunpack('<I4', stored, pos)
-      local n = fmod(word, 128)
+      local n = word % 128
       local nextPos = pos + widthof(n)
       if nextPos > size + 1 then
         break
@@ -156,7 +201,7 @@ elseif @any{keep$ >= 0} or not isLong and (@any{reset$ > 0}) then
     local pos, from = 5, 5
     while pos <= size do
       local word = sunpack('<I4', stored, pos)
-      local n = fmod(word, 128)
+      local n = word % 128
       local nextPos = pos + widthof(n)
       if @any{word - n == tag$} then
         value = value .. stored:sub(from, pos - 1)

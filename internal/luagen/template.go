@@ -8,7 +8,9 @@ import (
 // A template is expanded for a sequence of n charges:
 //
 //   - The lines between @each and @endeach are repeated for each charge.
-//   - The lines between @one and @endone are dropped unless n is 1.
+//   - The lines between @one and @endone are dropped unless n is 1, and those between @several and
+//     @endseveral if it is.
+//   - The lines between @buckets and @endbuckets are dropped unless all charges are of token buckets.
 //   - The text in @list{…}, @text{…}, @all{…} or @any{…} is repeated in one line for each charge.
 //     The copies are joined by commas, by nothing, by "and", or by "or".
 //
@@ -38,6 +40,16 @@ func replaceBlocks(text, name string, write func(block string) string) string {
 		out.WriteString(write(block))
 		text = after
 	}
+}
+
+// keepBlocks keeps or removes each block.
+func keepBlocks(text, name string, isKept bool) string {
+	return replaceBlocks(text, name, func(block string) string {
+		if isKept {
+			return block
+		}
+		return ""
+	})
 }
 
 // expandLists expands "@list{…}" and the other forms in separators for n charges.

@@ -18,19 +18,29 @@ local replies, filled = { stamp }, 1
 local requests, callers, @list{tag$, mode$, callerCost$, a$, b$, c$} = 1
 -- Often all batches are equal, and each is the only one on its string. Then the batch is stated
 -- once, and the strings are read at once. Other flights may have a string twice.
-local isShared = #args == 16 + 37 * COUNT
-if isShared then
+local isShared = #args <= 16 + 37 * COUNT
+@buckets
+local isStraight, @list{capacity$} = #args == 16 + 20 * COUNT
+if isStraight then -- see the block straight
+  @list{tag$, b$, capacity$} = sunpack('<@text{I4dd}', args, at)
+  @list{mode$, callerCost$, a$, c$} = @list{SPEND, 1, 1, capacity$ / b$}
+end
+@endbuckets
+if #args == 16 + 37 * COUNT then
   @list{tag$, mode$, callerCost$, a$, b$, c$} = sunpack('<@text{I4Bdddd}', args, at)
-  if #KEYS > 1 then
-    loaded = get('MGET', unpack(KEYS)) -- an error has no elements, so the strings are read one by one
-  end
+end
+if isShared and #KEYS > 1 then
+  loaded = get('MGET', unpack(KEYS)) -- an error has no elements, so the strings are read one by one
 end
 for index = 1, #KEYS do
-  local key, isCorrupt = KEYS[index], false
+  local key, isCorrupt, isDecided = KEYS[index], false, false
   callers = 1
   if not isShared then
     requests, @list{tag$}, callers, @list{mode$, callerCost$, a$, b$, c$}, at = sunpack('<I2@text{I4}I2@text{Bdddd}', args, at)
   end
+  local stored = GET
+@straight
+  if not isDecided then
 @load
 
   -- The outcome of the last step that was accepted, for save. The numbers of that step are in s$1
@@ -73,7 +83,7 @@ for index = 1, #KEYS do
       local @list{cost$} = @list{callerCost$ * merged}
 @decide
 
-      if merged > 1 and not (@all{granted$ == cost$ and retry$ == 0 and wait$ == 0 and remaining$ == remainingBefore$ - cost$ and fmod(reset$ - resetBefore$, merged) == 0}) then
+      if merged > 1 and not (@all{granted$ == cost$ and retry$ == 0 and wait$ == 0 and remaining$ == remainingBefore$ - cost$ and (reset$ - resetBefore$) % merged == 0}) then
         merged, canMerge = 1, false
       else
 @each
@@ -151,5 +161,25 @@ for index = 1, #KEYS do
   end
 
 @save
+  end
 end
 return spack('<I2' .. string.rep('d', filled - 1), unpack(replies, 1, filled))
+
+-- What the block straight replies.
+@allow
+@each
+replies[filled + 1], replies[filled + 2] = (capacity$ - level$ - (capacity$ - level$) % b$) / b$, level$
+filled = filled + 2
+@endeach
+isDecided = true
+@endallow
+@deny
+replies[filled + 1] = REPLYDENIED
+filled = filled + 1
+@each
+replies[filled + 1], replies[filled + 2] = level$ < capacity$ and (capacity$ - level$ - (capacity$ - level$) % b$) / b$ or 0, level$ + b$ > capacity$ and level$ + b$ - capacity$ or 0
+replies[filled + 3] = level$
+filled = filled + 3
+@endeach
+isDecided = true
+@enddeny
