@@ -41,7 +41,7 @@ const (
 	batchSize   = 2                         // the number of charges in a batch, for mixed.lua
 	placeSize   = 2 + 1                     // key, algorithm: before each charge, for mixed.lua
 	chargeSize  = 1 + 4 + 4*8               // mode, tag; cost, three parameters
-	shortSize   = 4 + 2*8                   // a charge in the short form: see isShort
+	shortSize   = 4 + 3*8                   // a charge in the short form: see isShort
 	statusSize  = 5 * 8                     // granted, remaining, retry, reset, wait
 	plainSize   = 2 * 8                     // remaining, reset: the whole cost was granted without a wait
 	deniedSize  = 3 * 8                     // remaining, retry, reset: nothing was granted
@@ -177,25 +177,27 @@ func sharedCharges(f *coalesce.Flight, now int64) (shared []penstock.Charge) {
 const maxShort = 1 << 49
 
 // isShort reports whether a batch has the short form, which the block straight of luagen/storage.lua
-// decides: each charge spends one unit of a token bucket that refills one part per µs.
+// decides: each charge is a Spend of a token bucket that refills one part per µs.
 func isShort(charges []penstock.Charge) bool {
 	for i := range charges {
 		ch := &charges[i]
-		if ch.Plan.Algorithm() != algorithm.TokenBucket || ch.Mode != penstock.Spend || ch.Cost != 1 || ch.CountsDenial() {
+		if ch.Plan.Algorithm() != algorithm.TokenBucket || ch.Mode != penstock.Spend || ch.CountsDenial() {
 			return false
 		}
-		if p := ch.Plan.Params(0); p[0] != 1 || p[1]*p[2] > maxShort || isExtended(ch, p[3]) {
+		p := ch.Plan.Params(0)
+		if isExtended(ch, p[3]) || p[0] != 1 || p[1]*p[2] > maxShort || ch.Cost == 0 || ch.Cost > p[2] {
 			return false
 		}
 	}
 	return true
 }
 
-// appendShort packs a charge in the short form: its tag, the parts of a unit, and the capacity in
-// parts.
+// appendShort packs a charge in the short form: its tag, and how many parts a unit, the cost and the
+// capacity have.
 func appendShort(b []byte, ch *penstock.Charge) []byte {
 	p := ch.Plan.Params(0)
-	return appendNumber(appendNumber(binary.LittleEndian.AppendUint32(b, ch.Plan.Tag()), p[1]), p[1]*p[2])
+	b = appendNumber(binary.LittleEndian.AppendUint32(b, ch.Plan.Tag()), p[1])
+	return appendNumber(appendNumber(b, p[1]*ch.Cost), p[1]*p[2])
 }
 
 // isExtended reports whether an extension follows a charge with this fourth parameter.

@@ -47,27 +47,32 @@ func compareForms(client Client, server *redistest.Server, rng *rand.Rand) (coun
 	for i := range limits {
 		limits[i] = usualLimit(rng, i)
 	}
-	batch := spendOne("a", limits)
 	for range 50 {
 		clock = clock.Add(time.Duration(pick(rng, 0, 1, 1000, 100_000, 1_000_000, 60_000_000, 86_400_000_000, -1, -1_000_000, -10_000_000)) * time.Microsecond)
-		list := [][]penstock.Charge{batch}
-		if rng.IntN(2) == 0 {
-			list = append(list, spendOne("b", limits), spendOne("c", limits))
+		list := [][]penstock.Charge{spendSome(rng, limits)}
+		if rng.IntN(2) == 0 { // most lists have equal batches, which share a flight
+			for _, key := range []string{"b", "c"} {
+				other := slices.Clone(list[0])
+				if rng.IntN(4) == 0 {
+					other = spendSome(rng, limits)
+				}
+				for n := range other {
+					other[n].Key = key
+				}
+				list = append(list, other)
+			}
 		}
+		first := &list[0][0]
 		switch rng.IntN(12) { // a call in the general form, for both stores
 		case 0:
-			list[0] = spendOne("a", limits)
-			list[0][0].Mode = []penstock.Mode{penstock.Draw, penstock.Peek, penstock.Refund, penstock.Reset}[rng.IntN(4)]
+			first.Mode = []penstock.Mode{penstock.Draw, penstock.Peek, penstock.Refund, penstock.Reset}[rng.IntN(4)]
 		case 1:
-			list[0] = spendOne("a", limits)
-			list[0][0].Mode, list[0][0].Cost = penstock.Force, pick(rng, 1, 5, 1000, penstock.MaxCost)
+			first.Mode, first.Cost = penstock.Force, pick(rng, 1, 5, 1000, penstock.MaxCost)
 		case 2:
-			list[0] = spendOne("a", limits)
-			list[0][0].IsRefundable = true
+			first.IsRefundable = true
 		case 3:
 			i := rng.IntN(len(limits))
 			limits[i] = usualLimit(rng, i)
-			batch = spendOne("a", limits)
 			continue
 		default:
 			for _, b := range list {
@@ -121,10 +126,10 @@ func usualLimit(rng *rand.Rand, i int) *penstock.Plan {
 	return l.MustCompile()
 }
 
-// spendOne returns a batch that spends one unit of each limit.
-func spendOne(key string, limits []*penstock.Plan) (batch []penstock.Charge) {
+// spendSome returns a batch that spends some units of each limit, under the key a.
+func spendSome(rng *rand.Rand, limits []*penstock.Plan) (batch []penstock.Charge) {
 	for _, l := range limits {
-		batch = append(batch, penstock.Charge{Key: key, Plan: l, Cost: 1})
+		batch = append(batch, penstock.Charge{Key: "a", Plan: l, Cost: min(pick(rng, 1, 1, 1, 2, 7), l.Capacity())})
 	}
 	return batch
 }

@@ -5,16 +5,16 @@
 -- a$ to d$ are the parameters of an algorithm. The extension d$, patience$, holder$, receipt$ is
 -- left out if all four are 0, unless the batch is a dry run. The first 16 bytes of args are now and
 -- the stamp. The reply begins with the last two bytes of the stamp. A charge has 37 bytes without
--- its extension, and 20 bytes in the short form of the block straight. If the caller gives the time,
+-- its extension, and 28 bytes in the short form of the block straight. If the caller gives the time,
 -- a byte follows the charges. So the length of args shows the form of the charges.
 local args, key, virtual, isDryRun = ARGV[1], KEYS[1], 0, false
 local now, stamp, @list{mode$, tag$, cost$, a$, b$, c$} = 0
 local @list{d$, patience$, holder$, receipt$} = @list{0, 0, 0, 0}
 @buckets
-local isStraight, @list{capacity$} = #args <= 17 + 20 * COUNT
+local isStraight, @list{amount$}, @list{capacity$} = #args <= 17 + 28 * COUNT
 if isStraight then
-  stamp, @list{tag$, b$, capacity$} = sunpack('<I2@text{I4dd}', args, 15)
-  if #args > 16 + 20 * COUNT then
+  stamp, @list{tag$, b$, amount$, capacity$} = sunpack('<I2@text{I4ddd}', args, 15)
+  if #args > 16 + 28 * COUNT then
     now = sunpack('<d', args)
   end
 else
@@ -44,7 +44,7 @@ local stored = GET
 @straight
 @buckets
 if isStraight then -- not decided above
-  @list{mode$, cost$, a$, c$} = @list{SPEND, 1, 1, capacity$ / b$}
+  @list{mode$, cost$, a$, c$} = @list{SPEND, amount$ / b$, 1, capacity$ / b$}
 end
 @endbuckets
 @load
@@ -70,5 +70,5 @@ return spack('<I2@text{ddddd}', stamp, @list{granted$, remaining$, retry$, reset
 return spack('<I2@text{dd}', stamp, @list{(capacity$ - level$ - (capacity$ - level$) % b$) / b$, level$})
 @endallow
 @deny
-return spack('<I2@text{ddd}', stamp, @list{level$ < capacity$ and (capacity$ - level$ - (capacity$ - level$) % b$) / b$ or 0, level$ + b$ > capacity$ and level$ + b$ - capacity$ or 0, level$})
+return spack('<I2@text{ddd}', stamp, @list{level$ < capacity$ and (capacity$ - level$ - (capacity$ - level$) % b$) / b$ or 0, level$ + amount$ > capacity$ and level$ + amount$ - capacity$ or 0, level$})
 @enddeny

@@ -15,10 +15,11 @@ else
 end
 @endclock
 
--- straight decides a Spend of one unit of each limit, if all are token buckets that refill one part
--- per µs. Such a batch has a short form: a tag, the parts of a unit, and the capacity in parts of
--- each bucket. If the string is new or usual (see load), straight writes and replies what the general
--- code would. It leaves other strings to the general code, and denials that need a longer TTL.
+-- straight decides a batch of Spends, if all limits are token buckets that refill one part per µs.
+-- Such a batch has a short form. For each bucket, it has the tag, the parts of a unit, and how many
+-- parts the cost and the capacity have. If the string is new or usual (see load), straight writes and
+-- replies what the general code would. It leaves other strings to the general code, and denials that
+-- need a longer TTL.
 @straight
 @buckets
 if isStraight then
@@ -35,8 +36,8 @@ if isStraight then
       level1 = nil
     end
   end
-  if level1 and @all{level$ + b$ <= capacity$} then
-    @list{level$} = @list{level$ + b$}
+  if level1 and @all{level$ + amount$ <= capacity$} then
+    @list{level$} = @list{level$ + amount$}
     local need = level1
 @several
     need = math.max(@list{level$})

@@ -20,10 +20,10 @@ local requests, callers, @list{tag$, mode$, callerCost$, a$, b$, c$} = 1
 -- once, and the strings are read at once. Other flights may have a string twice.
 local isShared = #args <= 16 + 37 * COUNT
 @buckets
-local isStraight, @list{capacity$} = #args == 16 + 20 * COUNT
+local isStraight, @list{amount$}, @list{capacity$} = #args == 16 + 28 * COUNT
 if isStraight then -- see the block straight
-  @list{tag$, b$, capacity$} = sunpack('<@text{I4dd}', args, at)
-  @list{mode$, callerCost$, a$, c$} = @list{SPEND, 1, 1, capacity$ / b$}
+  @list{tag$, b$, amount$, capacity$} = sunpack('<@text{I4ddd}', args, at)
+  @list{mode$, callerCost$, a$, c$} = @list{SPEND, amount$ / b$, 1, capacity$ / b$}
 end
 @endbuckets
 if #args == 16 + 37 * COUNT then
@@ -177,7 +177,7 @@ isDecided = true
 replies[filled + 1] = REPLYDENIED
 filled = filled + 1
 @each
-replies[filled + 1], replies[filled + 2] = level$ < capacity$ and (capacity$ - level$ - (capacity$ - level$) % b$) / b$ or 0, level$ + b$ > capacity$ and level$ + b$ - capacity$ or 0
+replies[filled + 1], replies[filled + 2] = level$ < capacity$ and (capacity$ - level$ - (capacity$ - level$) % b$) / b$ or 0, level$ + amount$ > capacity$ and level$ + amount$ - capacity$ or 0
 replies[filled + 3] = level$
 filled = filled + 3
 @endeach
