@@ -176,8 +176,9 @@ func sharedCharges(f *coalesce.Flight, now int64) (shared []penstock.Charge) {
 // after 17 years, so the second until which its key lives has 32 bits.
 const maxShort = 1 << 49
 
-// isShort reports whether a batch has the short form, which the block straight of luagen/storage.lua
-// decides: each charge is a Spend of a token bucket that refills one part per µs.
+// isShort reports whether a batch has the short form, which the block straight of
+// luagen/storage.lua decides. Then each charge is a Spend of a token bucket that refills one part
+// per µs.
 func isShort(charges []penstock.Charge) bool {
 	for i := range charges {
 		ch := &charges[i]
@@ -192,8 +193,8 @@ func isShort(charges []penstock.Charge) bool {
 	return true
 }
 
-// appendShort packs a charge in the short form: its tag, and how many parts a unit, the cost and the
-// capacity have.
+// appendShort packs a charge in the short form: its tag, and how many parts a unit, the cost and
+// the capacity have.
 func appendShort(b []byte, ch *penstock.Charge) []byte {
 	p := ch.Plan.Params(0)
 	b = appendNumber(binary.LittleEndian.AppendUint32(b, ch.Plan.Tag()), p[1])

@@ -5,8 +5,8 @@
 -- a$ to d$ are the parameters of an algorithm. The extension d$, patience$, holder$, receipt$ is
 -- left out if all four are 0, unless the batch is a dry run. The first 16 bytes of args are now and
 -- the stamp. The reply begins with the last two bytes of the stamp. A charge has 37 bytes without
--- its extension, and 28 bytes in the short form of the block straight. If the caller gives the time,
--- a byte follows the charges. So the length of args shows the form of the charges.
+-- its extension, and 28 bytes in the short form (see the block straight). If the caller gives the
+-- time, a byte follows the charges. So the length of args shows the form of the charges.
 local args, key, virtual, isDryRun = ARGV[1], KEYS[1], 0, false
 local now, stamp, @list{mode$, tag$, cost$, a$, b$, c$} = 0
 local @list{d$, patience$, holder$, receipt$} = @list{0, 0, 0, 0}

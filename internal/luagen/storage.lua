@@ -1,7 +1,7 @@
 -- Blocks of the harnesses. All three harnesses use clock, which reads the time. single.lua and
 -- uniform.lua also use load, decide and save. load reads the numbers of a batch's limits from their
--- string. decide runs the algorithms, and save stores the new numbers. straight does all this for the
--- most frequent batches. GET, FAIL, ALLOW and DENY stand for what differs between the two
+-- string. decide runs the algorithms, and save stores the new numbers. straight does all this for
+-- the most frequent batches. GET, FAIL, ALLOW and DENY stand for what differs between the two
 -- harnesses: how to get the string, what to do if it is malformed, and how to reply. MGET returns
 -- nothing for a key of another type, and GET returns an error.
 
@@ -15,11 +15,11 @@ else
 end
 @endclock
 
--- straight decides a batch of Spends, if all limits are token buckets that refill one part per µs.
--- Such a batch has a short form. For each bucket, it has the tag, the parts of a unit, and how many
--- parts the cost and the capacity have. If the string is new or usual (see load), straight writes and
--- replies what the general code would. It leaves other strings to the general code, and denials that
--- need a longer TTL.
+-- straight decides a batch of Spends if all limits are token buckets that refill one part per µs.
+-- Such a batch has a short form. For each bucket, it has the tag, and the size in parts of a unit,
+-- of the cost, and of the capacity. If the string is new or usual (see load), straight writes and
+-- replies what the general code would. It leaves other strings to the general code, and denials
+-- that need a longer TTL.
 @straight
 @buckets
 if isStraight then

@@ -10,7 +10,7 @@ import (
 //   - The lines between @each and @endeach are repeated for each charge.
 //   - The lines between @one and @endone are dropped unless n is 1, and those between @several and
 //     @endseveral if it is.
-//   - The lines between @buckets and @endbuckets are dropped unless all charges are of token buckets.
+//   - The lines between @buckets and @endbuckets are dropped unless all limits are token buckets.
 //   - The text in @list{…}, @text{…}, @all{…} or @any{…} is repeated in one line for each charge.
 //     The copies are joined by commas, by nothing, by "and", or by "or".
 //
