@@ -20,7 +20,7 @@ func (r *Rules) EvaluateBeforeAuth(a Attributes, v *Evaluation) (hasAllCharges b
 	}
 	v.reset(r, a)
 	v.request.isBeforeAuth = true
-	r.evaluate(a, v)
+	r.evaluate(v)
 	if !v.request.hasSkippedCheck {
 		v.finish(r, a)
 		return true
@@ -47,6 +47,6 @@ func (r *Rules) EvaluateBeforeAuth(a Attributes, v *Evaluation) (hasAllCharges b
 func (r *Rules) EvaluateAfterAuth(a Attributes, v *Evaluation) {
 	v.reset(r, a)
 	v.request.isGrantedBeforeAuth = true
-	r.evaluate(a, v)
+	r.evaluate(v)
 	v.finish(r, a)
 }

@@ -78,7 +78,7 @@ type request struct {
 // Evaluate finds the charges of a request, and sets v to the result.
 func (r *Rules) Evaluate(a Attributes, v *Evaluation) {
 	v.reset(r, a)
-	r.evaluate(a, v)
+	r.evaluate(v)
 	v.finish(r, a)
 }
 
@@ -95,7 +95,7 @@ func (v *Evaluation) finish(r *Rules, a Attributes) {
 
 // evaluate finds the rules that apply, and adds their charges. The caller calls reset before it,
 // and finish after it.
-func (r *Rules) evaluate(a Attributes, v *Evaluation) {
+func (r *Rules) evaluate(v *Evaluation) {
 	q := &v.request
 	switch {
 	case q.anyHolds(r.spec.Deny):
