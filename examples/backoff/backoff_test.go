@@ -8,13 +8,29 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/internal/luagen"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/redisstore"
 )
+
+// The page about algorithms quotes what the generator makes of backoff.lua.
+func TestDocsQuoteTheGeneratedScript(t *testing.T) {
+	page, err := os.ReadFile("../../docs/adding-an-algorithm.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, quote, _ := strings.Cut(string(page), "<!-- generated from examples/backoff/backoff.lua -->\n```lua\n")
+	quote, _, isQuoted := strings.Cut(quote, "```\n")
+	if script := luagen.Single([]*algorithm.Algorithm{Backoff}); !isQuoted || !strings.Contains(script, quote) {
+		t.Errorf("the script does not contain\n%s\nIt is\n%s", quote, script)
+	}
+}
 
 // The Go and Lua versions return the same outcomes for the same requests at the same times. Some
 // batches have a second limit with another algorithm. The seed in a failure repeats it.
