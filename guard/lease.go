@@ -23,13 +23,13 @@ import (
 // This time is a Life, or the rest of the window if that is shorter, less the time that the store
 // takes to answer. (For a SubWindow, it is the rest of a part.) A block is at most Settings.Lease.
 // A block is also at most a quarter of the Burst (TokenBucket) or Count, divided by the number of
-// instances. If this bound is below 2 units, nothing is leased. A key that is seen twice within
-// one or two Lives is measured from then on. Its requests go to the store until its demand has been
-// measured for a quarter of a Life.
+// instances. If this bound is below 2 units, nothing is leased. A key is measured once its requests
+// have taken 16 units within one or two Lives, or twice the largest block if that is less. Its
+// requests go to the store until its demand has been measured for a quarter of a Life.
 //
 // A draw costs more than a request that goes to the store. So nothing is drawn for a key whose
-// block would be below 4 units and below the largest that the limit allows. Nothing is drawn for a
-// request of more than half a block. If the store has fewer than 4 units left, nothing is drawn for
+// block would be below 8 units and below the largest that the limit allows. Nothing is drawn for a
+// request of more than half a block. If the store has fewer than 8 units left, nothing is drawn for
 // half a Life, because a Deny cache then costs less.
 //
 // When 30 % of a block is left, the next draw starts. A caller waits for a draw only if not enough
@@ -82,7 +82,8 @@ type LeaseOptions struct {
 	Life time.Duration
 
 	// MaxKeys is the largest number of keys that are leased or measured. Requests of other keys go to
-	// the store. Default: 10,000, which use up to 10 MB. Keys that were seen only once do not count.
+	// the store. Default: 10,000, which use up to 10 MB. Keys with too few requests to be measured do
+	// not count.
 	MaxKeys int
 }
 

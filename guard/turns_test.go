@@ -139,7 +139,7 @@ func TestBusyLeasesOfLimitsInTurnKeepTheirBound(t *testing.T) {
 		{"fixed", []penstock.Limit{limit(400, time.Second).With(penstock.FixedWindow), limit(100, time.Second).With(penstock.FixedWindow)}},
 		{"fixed, two lengths", []penstock.Limit{limit(400, time.Second).With(penstock.FixedWindow), limit(1000, 5*time.Second).With(penstock.FixedWindow)}},
 		{"sliding", []penstock.Limit{limit(400, time.Second).With(penstock.SlidingWindow), limit(100, time.Second).With(penstock.SlidingWindow)}},
-		{"sub", []penstock.Limit{limit(400, time.Second).With(penstock.SubWindow(5)), limit(100, time.Second).With(penstock.SubWindow(5))}},
+		{"sub", []penstock.Limit{limit(400, time.Second).With(penstock.SubWindow(2)), limit(100, time.Second).With(penstock.SubWindow(2))}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()

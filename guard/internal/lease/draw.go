@@ -505,10 +505,8 @@ func (l *Store) decideRefund(ctx context.Context, one []*batches.Batch) {
 		if c.Mode != penstock.Refund && c.Mode != penstock.Reset || c.Plan == nil {
 			continue
 		}
-		s := l.stripeOf(c.Key)
-		s.mu.RLock()
-		k := s.keys[keyName{c.Key, c.Plan.Group()}]
-		s.mu.RUnlock()
+		name := keyName{c.Key, c.Plan.Group()}
+		k := l.keys.find(l.keys.hash(name), name)
 		if k == nil {
 			continue
 		}

@@ -20,8 +20,8 @@ func leasedOf(t *testing.T, store penstock.Store) (*Store, *leasedKey, *pool) {
 	}
 	l := New(store, Options{Block: func(*penstock.Plan) int64 { return 100 }, Counters: func(*penstock.Plan) int { return 1 }})
 	plans := []*penstock.Plan{limit}
-	l.findKey("k", plans) // a key is tracked from its second request
-	k := l.findKey("k", plans)
+	l.findKey("k", plans, minDraw) // a key is tracked from its second request, if that suffices for a draw
+	k := l.findKey("k", plans, minDraw)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	p := k.poolLocked(l, []penstock.Charge{{Key: "k", Plan: limit, Cost: 1}}, plans, 0)
@@ -29,38 +29,6 @@ func leasedOf(t *testing.T, store penstock.Store) (*Store, *leasedKey, *pool) {
 	return l, k, p
 }
 
-// Two keys are taken for one only if their hashes differ in few of their bits.
-func TestHashesTellKeysApart(t *testing.T) {
-	for _, row := range []struct {
-		other          uint64
-		isSame, isBoth bool // the other is taken for the first; both have a place
-	}{{1 << 41, false, false}, {1<<40 | 1<<16, false, false}, {1<<40 | 1<<15, true, true}, {1<<41 | 1<<6, false, true}, {1<<41 | 1<<11, false, true}} {
-		s := new(stripe)
-		s.wasSeenBefore(1<<40, time.Second, 0)
-		isSame := s.wasSeenBefore(row.other, time.Second, 0)
-		if isBoth := s.wasSeenBefore(1<<40, time.Second, 0); isSame != row.isSame || isBoth != row.isBoth {
-			t.Errorf("a hash of %x was seen after 1<<40: %v, and then 1<<40: %v; want %v and %v", row.other, isSame, isBoth, row.isSame, row.isBoth)
-		}
-	}
-}
-
-func TestKeyIsRememberedForThisLifeAndTheNext(t *testing.T) {
-	const life, hash = time.Second, 1 << 40
-	for _, first := range []time.Duration{0, 1, 2, 1<<16 - 2, 1<<16 - 1} { // numbers of Lives; 16 bits of them are kept
-		for later := range time.Duration(6) {
-			s := new(stripe)
-			if s.wasSeenBefore(hash, life, first*life) {
-				t.Errorf("in Life %d, a new key was seen before; want not", first)
-			}
-			if wasSeen := s.wasSeenBefore(hash, life, (first+later+1)*life-1); wasSeen != (later <= 1) {
-				t.Errorf("a key was seen in Life %d, and at the end of Life %d it was seen before: %v; want %v", first, first+later, wasSeen, later <= 1)
-			}
-		}
-	}
-}
-
-// A caller may have found a key just before the key was removed. Units of its pool would be counted
-// nowhere.
 func TestRemovedKeyGetsNoPool(t *testing.T) {
 	l, k, p := leasedOf(t, memstore.New(memstore.Options{}))
 	plans := []*penstock.Plan{p.limits[0].plan}

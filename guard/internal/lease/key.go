@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock/penstock"
@@ -13,9 +14,10 @@ import (
 // A leasedKey is the state of a key in a group.
 type leasedKey struct {
 	name keyName
+	next atomic.Pointer[leasedKey] // in its keyCell
 
 	mu            sync.Mutex
-	isGone        bool // removed from its stripe
+	isGone        bool // removed from the keyTable
 	pools         []*pool
 	first         [1]*pool // saves an allocation for a single pool
 	counts        counts
@@ -84,38 +86,23 @@ type block struct {
 	forgottenAt []time.Duration // per limit: when the store has forgotten the units, because a bucket has drained or a window is over
 }
 
-// trackKey adds a key, unless there are too many. To make room, it also examines maxExamined other
-// keys and removes the idle ones.
-func (l *Store) trackKey(s *stripe, name keyName) *leasedKey {
+// trackKey adds a key, unless there are too many. To make room, it also examines a few other keys
+// and removes the idle ones.
+func (l *Store) trackKey(hash uint64, name keyName) *leasedKey {
 	now := l.now()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if k := s.keys[name]; k != nil {
+	l.keys.mu.Lock()
+	defer l.keys.mu.Unlock()
+	if k := l.keys.find(hash, name); k != nil {
 		return k
 	}
-	examined := 0
-	for other, k := range s.keys {
-		if k.markGoneIfIdle(l, now) {
-			delete(s.keys, other)
-			l.keyCount.Add(-1)
-		}
-		if examined++; examined == maxExamined {
-			break
-		}
-	}
-	if l.keyCount.Add(1) > int64(l.options.MaxKeys) {
-		l.keyCount.Add(-1)
+	l.keys.removeIfLocked(func(k *leasedKey) bool { return k.markGoneIfIdle(l, now) })
+	if l.keys.count.Load() >= int64(l.options.MaxKeys) {
 		return nil
 	}
-	name.key, name.group = strings.Clone(name.key), strings.Clone(name.group)
-	k := &leasedKey{name: name}
-	s.keys[name] = k
+	k := &leasedKey{name: keyName{strings.Clone(name.key), strings.Clone(name.group)}}
+	l.keys.addLocked(hash, k)
 	return k
 }
-
-// maxExamined is how many keys are examined for each key that is added: so few that it takes little
-// time.
-const maxExamined = 4
 
 // markGoneIfIdle reports whether a key is idle. If so, it marks the key as gone.
 func (k *leasedKey) markGoneIfIdle(l *Store, now time.Duration) bool {
@@ -156,7 +143,7 @@ func (k *leasedKey) poolLocked(l *Store, charges []penstock.Charge, plans []*pen
 			return p
 		}
 	}
-	if !l.canLease(plans) {
+	if l.largestBlock(plans) < MinBlock {
 		return nil
 	}
 	if len(k.pools) == maxPools {

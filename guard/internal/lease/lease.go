@@ -3,7 +3,6 @@ package lease
 
 import (
 	"context"
-	"hash/maphash"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,9 +37,7 @@ type Store struct {
 	several  batches.Func // decides lists of several batches
 	start    time.Time    // the origin of all times
 	life     time.Duration
-	seed     maphash.Seed
-	stripes  [stripeCount]stripe
-	keyCount atomic.Int64 // of all stripes
+	keys     *keyTable
 	isClosed atomic.Bool
 
 	mu            sync.Mutex
@@ -49,35 +46,8 @@ type Store struct {
 	removedKeys   int64          // how many keys were removed
 }
 
-const (
-	stripeCount = 64
-	DefaultLife = time.Second // the default of Options.Life
-)
-
-// A stripe has the keys whose hashes select it, and a lock for them.
-type stripe struct {
-	mu       sync.RWMutex
-	keys     map[keyName]*leasedKey
-	seenOnce [64]atomic.Uint64 // hashes of keys that were seen once, so that these keys need no leasedKey
-}
-
-// wasSeenBefore reports whether a key with this hash was seen in this Life or the one before. The
-// answer can be wrong, because keys with nearly the same hash count as one. The low 16 bits of a
-// place are the number of the Life in which it was written.
-func (s *stripe) wasSeenBefore(hash uint64, life, now time.Duration) bool {
-	const lifeMask = 1<<16 - 1
-	thisLife := uint64(now/life) & lifeMask
-	lastLife := (thisLife - 1) & lifeMask
-	place := &s.seenOnce[hash/stripeCount%uint64(len(s.seenOnce))]
-	seen := place.Load()
-	if seen == hash&^lifeMask|thisLife || seen == hash&^lifeMask|lastLife {
-		return true
-	}
-	place.Store(hash&^lifeMask | thisLife)
-	return false
-}
-
-type keyName struct{ key, group string }
+// DefaultLife is the default of Options.Life.
+const DefaultLife = time.Second
 
 // New puts a Store around another.
 func New(store penstock.Store, o Options) *Store {
@@ -87,10 +57,7 @@ func New(store penstock.Store, o Options) *Store {
 	if o.MaxKeys <= 0 {
 		o.MaxKeys = 10_000
 	}
-	l := &Store{options: o, next: batches.Of(store), start: time.Now(), life: o.Life, seed: maphash.MakeSeed()}
-	for i := range l.stripes {
-		l.stripes[i].keys = make(map[keyName]*leasedKey)
-	}
+	l := &Store{options: o, next: batches.Of(store), start: time.Now(), life: o.Life, keys: newKeyTable(o.MaxKeys)}
 	l.Door, l.several = batches.NewDoor(l, l.decide), batches.Apart(l.isApart, l.decide, l.next)
 	return l
 }
@@ -165,7 +132,7 @@ func (l *Store) routeAndKey(charges []penstock.Charge, plans []*penstock.Plan) (
 	if route != spending {
 		return nil, route, nil
 	}
-	return plans, route, l.findKey(charges[0].Key, plans)
+	return plans, route, l.findKey(charges[0].Key, plans, charges[0].Cost)
 }
 
 // Close returns what is leased, and waits for draws that are in flight. After Close, all batches go
@@ -176,7 +143,7 @@ func (l *Store) Close(ctx context.Context) error {
 	l.mu.Unlock()
 	var all sync.WaitGroup
 	inFlight := make(chan struct{}, closeConcurrency)
-	for _, k := range l.allKeys() {
+	for _, k := range l.keys.all(l.keys.cells) {
 		k.mu.Lock()
 		pending := l.removeAllLocked(k)
 		k.mu.Unlock()
@@ -233,7 +200,7 @@ func (l *Store) stats() (s Stats, removedBefore int64) {
 	l.mu.Lock()
 	sum, removedBefore := l.removedCounts, l.removedKeys
 	l.mu.Unlock()
-	for _, k := range l.allKeys() {
+	for _, k := range l.keys.all(l.keys.cells) {
 		k.mu.Lock()
 		sum.add(&k.counts)
 		s.Live += k.liveUnitsLocked()
@@ -261,7 +228,7 @@ func (o Options) Excess(plan *penstock.Plan) int64 {
 
 const (
 	MinBlock = 2 // units of the smallest block: a limit that allows less is not leased
-	minDraw  = 4 // units of the smallest draw: fewer would cost more than requests that go to the store
+	minDraw  = 8 // units of the smallest draw: fewer cost more than requests that go to the store
 )
 
 // LargestBlock returns the largest block of a limit. It is at most Options.Block, and at most a
@@ -346,46 +313,32 @@ func routeOf(charges []penstock.Charge, plans []*penstock.Plan) ([]*penstock.Pla
 	return plans, spending
 }
 
-// findKey returns the leasedKey of a batch that spends, or nil if the key is not leased.
-func (l *Store) findKey(key string, plans []*penstock.Plan) *leasedKey {
-	canLease := l.canLease(plans)
-	if !canLease && l.keyCount.Load() == 0 {
-		return nil
-	}
+// findKey returns the leasedKey of a batch that spends, or nil if the key is not leased. A key is
+// leased once it has been seen twice within one or two Lives, and its requests have taken enough
+// units for two draws. With fewer in a Life, no draw would be worth its cost.
+func (l *Store) findKey(key string, plans []*penstock.Plan, cost int64) *leasedKey {
 	name := keyName{key, plans[0].Group()}
-	hash := maphash.String(l.seed, key)
-	s := &l.stripes[hash%stripeCount]
-	s.mu.RLock()
-	k := s.keys[name]
-	s.mu.RUnlock()
-	if k != nil || !canLease || !s.wasSeenBefore(hash, l.life, l.now()) {
+	hash := l.keys.hash(name)
+	if k := l.keys.find(hash, name); k != nil {
 		return k
 	}
-	return l.trackKey(s, name)
+	most := l.largestBlock(plans)
+	if most < MinBlock {
+		return nil
+	}
+	before := l.keys.cell(hash).addRequest(hash, cost, l.life, l.now())
+	if before == 0 || before+cost < 2*min(most, minDraw) {
+		return nil
+	}
+	return l.trackKey(hash, name)
 }
 
-func (l *Store) stripeOf(key string) *stripe {
-	return &l.stripes[maphash.String(l.seed, key)%stripeCount]
-}
-
-func (l *Store) canLease(plans []*penstock.Plan) bool {
+// largestBlock returns the largest block that each of the limits allows. Limits with less than
+// MinBlock are not leased.
+func (l *Store) largestBlock(plans []*penstock.Plan) int64 {
+	most := int64(penstock.MaxCost)
 	for _, plan := range plans {
-		if l.options.LargestBlock(plan) < MinBlock {
-			return false
-		}
+		most = min(most, l.options.LargestBlock(plan))
 	}
-	return true
-}
-
-func (l *Store) allKeys() []*leasedKey {
-	var all []*leasedKey
-	for i := range l.stripes {
-		s := &l.stripes[i]
-		s.mu.RLock()
-		for _, k := range s.keys {
-			all = append(all, k)
-		}
-		s.mu.RUnlock()
-	}
-	return all
+	return most
 }

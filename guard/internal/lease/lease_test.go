@@ -63,8 +63,8 @@ func TestLargestBlocks(t *testing.T) {
 			t.Errorf("%s: the largest block has %d units, and the excess is %d; want %d and %d", row.name, block, excess, row.block, row.excess)
 		}
 		l := New(memstore.New(memstore.Options{}), row.options)
-		if got, want := l.canLease([]*penstock.Plan{row.plan}), row.block >= MinBlock; got != want {
-			t.Errorf("%s: the limit can be leased: %v; want %v", row.name, got, want)
+		if got := l.largestBlock([]*penstock.Plan{row.plan, penstock.PerHour(1_000_000).MustCompile()}); got != row.block {
+			t.Errorf("%s: with a larger limit, the largest block is %d; want %d", row.name, got, row.block)
 		}
 	}
 }
@@ -116,32 +116,33 @@ func TestShapesOfBatches(t *testing.T) {
 	}
 }
 
-// A key is tracked from its second request. A tracked key is found even if its limit can no longer
-// be leased, so that its units are spent.
+// A key is tracked from its second request, when its requests have taken as many units as two of
+// the smallest draws. A tracked key is found even if its limit can no longer be leased, so that its
+// units are spent.
 func TestKeysThatAreLeased(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	for _, row := range []struct {
+		block, cost int64
+		requests    int // from this one on, the key is tracked
+	}{{100, 1, 16}, {100, 3, 6}, {100, 8, 2}, {100, 50, 2}, {5, 1, 10}, {MinBlock, 1, 4}} {
 		l := newStore(10)
-		plans := []*penstock.Plan{hourly("a")}
-		if l.findKey("k", plans) != nil || l.findKey("k", plans) == nil {
-			t.Error("a key was not tracked with its second request")
-		}
-		k := l.findKey("k", plans)
-		if k == nil || k != l.findKey("k", plans) || l.findKey("another", plans) != nil {
-			t.Error("a tracked key was not found again, or another was tracked with its first request")
-		}
-		l.options.Block = func(*penstock.Plan) int64 { return 0 }
-		if l.findKey("k", plans) != k || l.findKey("never leased", plans) != nil || l.findKey("never leased", plans) != nil {
-			t.Error("without a Block, the tracked key is not found, or a new key is tracked")
-		}
-		if l := newStore(10); l.canLease(plans) {
-			l.options.Block = func(*penstock.Plan) int64 { return 0 }
-			for range 2 {
-				if l.findKey("k", plans) != nil {
-					t.Error("a key whose limit is not leased was tracked")
-				}
+		l.options.Block = func(*penstock.Plan) int64 { return row.block }
+		for n := 1; n <= row.requests; n++ {
+			if k := l.findKey("k", []*penstock.Plan{hourly("a")}, row.cost); (k != nil) != (n == row.requests) {
+				t.Errorf("with a block of %d, request %d of cost %d found the key: %v; want it from request %d", row.block, n, row.cost, k != nil, row.requests)
 			}
 		}
-	})
+	}
+	l := newStore(10)
+	plans := []*penstock.Plan{hourly("a")}
+	l.findKey("k", plans, minDraw)
+	k := l.findKey("k", plans, minDraw)
+	if k == nil || k != l.findKey("k", plans, 1) || l.findKey("another", plans, minDraw) != nil {
+		t.Error("a tracked key was not found again, or another was tracked with its first request")
+	}
+	l.options.Block = func(*penstock.Plan) int64 { return MinBlock - 1 }
+	if l.findKey("k", plans, 1) != k || l.findKey("never leased", plans, minDraw) != nil || l.findKey("never leased", plans, minDraw) != nil {
+		t.Error("without a Block, the tracked key is not found, or a new key is tracked")
+	}
 }
 
 // Without a Block, and after Close, batches go to the store as they are.
@@ -219,7 +220,8 @@ func TestListsOfALease(t *testing.T) {
 
 // lease puts a block of 10 units of each limit under a key.
 func lease(l *Store, key string, now time.Duration, plans ...*penstock.Plan) (*leasedKey, *pool) {
-	k := l.trackKey(l.stripeOf(key), keyName{key, plans[0].Group()})
+	name := keyName{key, plans[0].Group()}
+	k := l.trackKey(l.keys.hash(name), name)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	p := k.poolLocked(l, nil, plans, now)
