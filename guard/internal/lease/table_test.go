@@ -12,7 +12,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/effort"
 )
 
-// Keys whose hashes select the same cell are told apart by their names.
+// Keys whose hashes select the same cell differ by their names.
 func TestKeysOfACell(t *testing.T) {
 	table := newKeyTable(1)
 	names := []keyName{{"a", "g"}, {"b", "g"}, {"a", "h"}}

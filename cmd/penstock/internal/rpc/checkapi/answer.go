@@ -71,7 +71,8 @@ func decisionOf(a *admission.Admission, outcome admission.Outcome) *penstockv1.C
 	case !r.Allowed:
 		r.RetryAfterMs = inMS(why.RetryAfter)
 	}
-	for _, l := range a.AppendVisible(nil) {
+	var few [4]admission.LimitStatus // more limits are allocated
+	for _, l := range a.AppendVisible(few[:0]) {
 		r.Limits = append(r.Limits, statusOf(&l))
 	}
 	return r

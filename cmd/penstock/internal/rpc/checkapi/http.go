@@ -33,12 +33,11 @@ var statuses = map[codes.Code]int{
 // arrive.
 func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
-	h.Set("Cache-Control", "no-store")
-	h.Set("X-Content-Type-Options", "nosniff")
+	h["Cache-Control"], h["X-Content-Type-Options"] = noStore, noSniff
 	at := slices.IndexFunc(methods, func(m *method) bool { return m.path == r.URL.Path })
 	switch {
 	case r.URL.Path == OpenAPIPath && r.Method == http.MethodGet:
-		h.Set("Content-Type", "application/json")
+		h["Content-Type"] = jsonType
 		h.Set("Content-Length", strconv.Itoa(len(openAPI)))
 		w.Write(openAPI)
 		return
@@ -105,12 +104,22 @@ func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if d := decisionIn(answer); shouldSend429 && d != nil {
 		code = statusFor(h, d)
 	}
-	text := append(marshal(nil, answer.ProtoReflect()), '\n')
-	h.Set("Content-Type", "application/json")
+	text := append(marshal(make([]byte, 0, usualAnswer), answer.ProtoReflect()), '\n')
+	h["Content-Type"] = jsonType
 	h.Set("Content-Length", strconv.Itoa(len(text)))
 	w.WriteHeader(code)
 	w.Write(text)
 }
+
+// The values of header fields that all responses share, so that no response allocates them. They
+// are never changed.
+var (
+	noStore  = []string{"no-store"}
+	noSniff  = []string{"nosniff"}
+	jsonType = []string{mediaTypeJSON}
+)
+
+const mediaTypeJSON = "application/json"
 
 // authorize checks that the caller may call a method. Browsers send the header Origin, so authorize
 // refuses requests with Origin and without a token. Otherwise any web page in a browser on this
@@ -136,24 +145,23 @@ func readQuery(u *url.URL) (shouldSend429 bool, err error) {
 	return false, invalid("the query", "it may only be status=429")
 }
 
-// readBody reads the body of a call. held takes memory for a large one. If readBody fails, it
-// returns the status of the response.
+// usualAnswer is the capacity in bytes that a response has from the start: enough for a decision
+// on two limits.
+const usualAnswer = 512
+
+// readBody reads the body of a call. held takes memory for a large one, and is nil for one that
+// states a length of at most smallCall. If readBody fails, it returns the status of the response.
 func readBody(w http.ResponseWriter, r *http.Request, held *heldMemory) (body []byte, status int, err error) {
 	types := r.Header["Content-Type"]
-	mediaType, parameters := "", map[string]string(nil)
-	if len(types) == 1 {
-		mediaType, parameters, _ = mime.ParseMediaType(types[0])
-	}
-	charset, hasCharset := parameters["charset"]
 	switch {
-	case mediaType != "application/json" || hasCharset && !strings.EqualFold(charset, "utf-8"):
+	case len(types) != 1 || !isJSON(types[0]):
 		return nil, http.StatusUnsupportedMediaType, failf(codes.InvalidArgument, "send JSON, with the header Content-Type: application/json")
 	case r.Header["Content-Encoding"] != nil:
 		return nil, http.StatusUnsupportedMediaType, failf(codes.InvalidArgument, "send the body without a Content-Encoding")
 	}
-	var from io.Reader = http.MaxBytesReader(w, r.Body, MaxBody)
+	var from io.Reader = r.Body
 	if held != nil {
-		from = &meteredBody{Reader: from, held: held}
+		from = &meteredBody{Reader: http.MaxBytesReader(w, r.Body, MaxBody), held: held}
 	}
 	body, err = io.ReadAll(from)
 	if errors.Is(err, errNoMemory) {
@@ -166,6 +174,16 @@ func readBody(w http.ResponseWriter, r *http.Request, held *heldMemory) (body []
 		return nil, http.StatusBadRequest, failf(codes.InvalidArgument, "the body did not arrive as a whole")
 	}
 	return body, 0, nil
+}
+
+// isJSON reports whether a Content-Type is that of JSON in UTF-8.
+func isJSON(contentType string) bool {
+	if contentType == mediaTypeJSON { // nearly always
+		return true
+	}
+	mediaType, parameters, _ := mime.ParseMediaType(contentType)
+	charset, hasCharset := parameters["charset"]
+	return mediaType == mediaTypeJSON && (!hasCharset || strings.EqualFold(charset, "utf-8"))
 }
 
 // setRequestID sets the request_id of a message from the values of the header Idempotency-Key. A

@@ -92,13 +92,12 @@ func (f *tokenReader) checkObject(first []byte, m protoreflect.MessageDescriptor
 		return invalid(placeOf(path), "it must be an object")
 	}
 	for token := f.next(); token[0] != '}'; token = f.next() {
-		name := nameOf(token)
-		field := m.Fields().ByName(protoreflect.Name(name))
+		field := fieldNamed(m.Fields(), token)
 		if field == nil {
-			return unknownField(m.Fields(), name, path)
+			return unknownField(m.Fields(), nameOf(token), path)
 		}
 		err := error(nil)
-		switch value, at := f.next(), join(path, name); {
+		switch value, at := f.next(), join(path, string(field.Name())); {
 		case field.IsMap():
 			err = f.checkMap(value, at)
 		case field.IsList():
@@ -108,6 +107,20 @@ func (f *tokenReader) checkObject(first []byte, m protoreflect.MessageDescriptor
 		}
 		if err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// fieldNamed returns the field with the name that a token has, or nil. It allocates nothing for a
+// name without escapes.
+func fieldNamed(fields protoreflect.FieldDescriptors, token []byte) protoreflect.FieldDescriptor {
+	if bytes.IndexByte(token, '\\') >= 0 {
+		return fields.ByName(protoreflect.Name(nameOf(token)))
+	}
+	for i := range fields.Len() {
+		if field := fields.Get(i); string(field.Name()) == string(token[1:len(token)-1]) {
+			return field
 		}
 	}
 	return nil
