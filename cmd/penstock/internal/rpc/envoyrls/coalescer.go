@@ -31,7 +31,8 @@ const (
 // time for a decision of the fallback.
 type coalescer struct {
 	engine  *Engine
-	isAlone bool // each call is decided alone, in its own context
+	isAlone bool      // each call is decided alone, in its own context
+	calls   sync.Pool // of *waitingCall that are free
 
 	mu           sync.Mutex
 	runningLists int            // lists in progress
@@ -47,13 +48,30 @@ type waitingCall struct {
 	ready chan []*waitingCall
 }
 
+// newCall returns a call for release.
+func (g *coalescer) newCall() *waitingCall {
+	if call, ok := g.calls.Get().(*waitingCall); ok {
+		return call
+	}
+	return &waitingCall{ready: make(chan []*waitingCall, 1)}
+}
+
+// release makes the memory of a call free for others. Its channel is empty: a call that waits
+// receives what it is sent, unless it leaves before that.
+func (g *coalescer) release(call *waitingCall) {
+	call.message = Message{}
+	g.calls.Put(call)
+}
+
 // decide decides an encoded request, and returns the encoded response. The request is not used
 // after the return.
 func (g *coalescer) decide(ctx context.Context, request []byte) ([]byte, error) {
 	if g.isAlone {
 		return g.engine.DecideMessage(ctx, request)
 	}
-	call := &waitingCall{message: Message{Request: request}}
+	call := g.newCall()
+	defer g.release(call)
+	call.message.Request = request
 	call.deadline, _ = ctx.Deadline()
 	list, isWaiting := g.enter(call)
 	if isWaiting {
@@ -82,7 +100,6 @@ func (g *coalescer) enter(call *waitingCall) (list []*waitingCall, isWaiting boo
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.runningLists >= maxLists && len(g.waitingCalls)+1 < maxCallsPerList {
-		call.ready = make(chan []*waitingCall, 1)
 		g.waitingCalls = append(g.waitingCalls, call)
 		return nil, true
 	}
@@ -117,7 +134,7 @@ func (g *coalescer) startNext() {
 // takeLocked makes a list of a call and of all waiting calls with about the same deadline. It
 // removes these from g.waitingCalls.
 func (g *coalescer) takeLocked(first *waitingCall) []*waitingCall {
-	list := []*waitingCall{first}
+	list := append(make([]*waitingCall, 0, 1+len(g.waitingCalls)), first)
 	g.waitingCalls = slices.DeleteFunc(g.waitingCalls, func(call *waitingCall) bool {
 		isNear := call.deadline.Sub(first.deadline).Abs() <= maxDeadlineSpread
 		if isNear {

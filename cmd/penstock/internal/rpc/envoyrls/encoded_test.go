@@ -21,6 +21,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyrls"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/batches"
+	"github.com/penstock/penstock/internal/testing/effort"
 	"github.com/penstock/penstock/memstore"
 )
 
@@ -258,5 +259,22 @@ func TestCodecKnowsOtherMessages(t *testing.T) {
 	}
 	if err := envoyrls.Codec().Unmarshal(mem.BufferSlice{mem.SliceBuffer(strings.Repeat("\xff", 9))}, &m); err == nil {
 		t.Error("bytes that are no message are decoded; want an error")
+	}
+}
+
+// The service has little to collect as garbage for each call.
+func TestCallAllocatesLittle(t *testing.T) {
+	effort.SkipUnderRace(t)
+	f := newFixture(t, memstore.New(memstore.Options{}), "domain: d\ndescriptors:\n- {key: a, rate_limit: {unit: hour, requests_per_unit: 4000000000}}\n", envoyrls.Options{})
+	service := &encodedService{t: t}
+	envoyrls.Register(service, f.Engine, false)
+	data, err := envoyrls.Codec().Marshal(message("a=b"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	decode := func(to any) error { return envoyrls.Codec().Unmarshal(data, to) }
+	const most = 10
+	if n := testing.AllocsPerRun(1000, func() { _, _ = service.desc.Methods[0].Handler(service.server, context.Background(), decode, nil) }); n > most {
+		t.Errorf("a call makes %.0f allocations; want at most %d", n, most)
 	}
 }

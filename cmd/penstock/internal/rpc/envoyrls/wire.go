@@ -33,7 +33,7 @@ func (e *Engine) DecideMessage(ctx context.Context, request []byte) ([]byte, err
 	if err := e.Decide(ctx, &x.request, &x.response); err != nil {
 		return nil, grpcError(err)
 	}
-	response, err := x.response.appendTo(nil)
+	response, err := x.response.appendTo(make([]byte, 0, usualResponse))
 	if err != nil {
 		return nil, grpcError(err)
 	}
@@ -112,7 +112,7 @@ func (m *Message) finish(c *call, x *messagePair, err error) {
 	if err == nil {
 		x.response.prepare(len(x.request.Descriptors))
 		c.writeResponse(&x.response)
-		m.Response, err = x.response.appendTo(nil)
+		m.Response, err = x.response.appendTo(make([]byte, 0, usualResponse))
 	}
 	c.release()
 	x.release()
@@ -123,6 +123,10 @@ func (m *Message) finish(c *call, x *messagePair, err error) {
 }
 
 var messagePairs = sync.Pool{New: func() any { return new(messagePair) }}
+
+// usualResponse is the capacity in bytes that a response has from the start: enough for a limit of
+// one descriptor.
+const usualResponse = 64
 
 // A messagePair is the request and the response of one call.
 type messagePair struct {
