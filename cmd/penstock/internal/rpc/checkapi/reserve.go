@@ -203,8 +203,8 @@ func (s *Service) decideToTheEnd(ctx context.Context, charges []penstock.Charge)
 	return d, err
 }
 
-// notCorrected returns the failure of a call without an answer of the store. The call may be
-// repeated, because it has an effect only once.
+// notCorrected returns the failure of a call that the store has not answered, or whose state in the
+// store is malformed. The call may be repeated, because it has an effect only once.
 func notCorrected(f *failure) *failure {
-	return &failure{code: f.code, text: "the store gave no answer; send the call again: it has an effect only once", retryAfter: unavailableRetry, mayBeCharged: f.mayBeCharged}
+	return &failure{code: f.code, text: "the store gave no answer, or the stored state is malformed; send the call again: it has an effect only once; if that never helps, run penstock status with the key", retryAfter: unavailableRetry, mayBeCharged: f.mayBeCharged}
 }
