@@ -8,12 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/burst"
 	"github.com/penstock/penstock/cmd/penstock/internal/text/redact"
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/accesslog"
 	"github.com/penstock/penstock/internal/wording"
@@ -23,7 +23,6 @@ import (
 const (
 	maxIdentities = 1_000_000
 	maxListed     = 20 // identities in a report
-	horizon       = time.Minute
 	minIdentities = 10 // beyond the budget, for a quantile that can be trusted
 	outlierRatio  = 4  // between an outlier and the busiest of the others
 )
@@ -94,6 +93,8 @@ type Report struct {
 	// IsShort says that the log is shorter than the window, or than the time in which the chosen burst
 	// refills. So it does not show whether clients come again meanwhile.
 	IsShort bool `json:"is_short"`
+
+	at int // index of Chosen
 }
 
 // A Limit is a suggested limit: a token bucket, a window or a number of requests in flight.
@@ -164,8 +165,6 @@ type Counted struct {
 type Point struct {
 	Rate   string           `json:"rate"`
 	Bursts map[string]int64 `json:"bursts"` // by budget: "0", "0.001", "0.01", "0.05", and the chosen one
-
-	at int // in rates
 }
 
 // A Window is a fixed window, and the smallest count for each budget.
@@ -301,9 +300,11 @@ func (r *Report) compute(clients []client, all *curve, o Options) {
 		}
 		return at
 	}
-	for i := range all.level {
-		r.Frontier = append(r.Frontier, Point{rates[i].String(), quantiles(func(c *curve) int64 { return c.burst(i) }), i})
-		r.All = append(r.All, Point{rates[i].String(), map[string]int64{BudgetName(0): all.burst(i)}, i})
+	for i, rate := range burst.Rates {
+		if all.peak == nil {
+			r.Frontier = append(r.Frontier, Point{rate.String(), quantiles(func(c *curve) int64 { return c.Burst(i) })})
+			r.All = append(r.All, Point{rate.String(), map[string]int64{BudgetName(0): all.Burst(i)}})
+		}
 	}
 	for i, length := range windows {
 		r.Windows = append(r.Windows, Window{wording.Period(length), quantiles(func(c *curve) int64 { return c.inWindow[i].most })})
@@ -317,7 +318,7 @@ func (r *Report) compute(clients []client, all *curve, o Options) {
 		if c.peak != nil {
 			return c.peak.most()
 		}
-		return c.burst(r.Chosen.at)
+		return c.Burst(r.at)
 	}
 	for _, c := range clients {
 		if need(c.curve) > r.Suggested.count {
@@ -345,58 +346,27 @@ func (r *Report) compute(clients []client, all *curve, o Options) {
 	}
 }
 
-// choose chooses the point of the frontier that admits least to a client in a minute, and adds the
-// headroom. Points whose burst refills within the time of the log come first.
+// choose chooses a point of the frontier, and adds the headroom.
 func (r *Report) choose() {
-	name, length := BudgetName(r.Budget), r.Log.Last.Sub(r.Log.First).Seconds()
-	isShort := func(p *Point) bool {
-		return float64(p.Bursts[name])*rates[p.at].period.Seconds()/float64(rates[p.at].count) > length
+	var bursts burst.Bursts
+	for i, p := range r.Frontier {
+		bursts[i] = p.Bursts[BudgetName(r.Budget)]
 	}
-	admits := func(p *Point) float64 {
-		return float64(rates[p.at].count)*horizon.Seconds()/rates[p.at].period.Seconds() + float64(p.Bursts[name])
-	}
-	r.Chosen = &r.Frontier[0]
-	for i := range r.Frontier {
-		p := &r.Frontier[i]
-		if isShort(r.Chosen) && !isShort(p) || isShort(r.Chosen) == isShort(p) && admits(p) < admits(r.Chosen) {
-			r.Chosen = p
-		}
-	}
-	r.IsShort = isShort(r.Chosen)
-	chosen := rate{roundUp(float64(rates[r.Chosen.at].count) * r.Headroom), rates[r.Chosen.at].period}
-	burst := max(roundUp(float64(r.Chosen.Bursts[name])*r.Headroom), 1)
-	r.Suggested = &Limit{Algorithm: penstock.TokenBucket.Title(), Rate: chosen.String(), Burst: burst, count: burst}
+	chosen := burst.Suggest(&bursts, r.Log.Last.Sub(r.Log.First), r.Headroom)
+	r.at, r.Chosen, r.IsShort = chosen.At, &r.Frontier[chosen.At], chosen.IsShort
+	r.Suggested = &Limit{Algorithm: penstock.TokenBucket.Title(), Rate: chosen.Rate.String(), Burst: chosen.Burst, count: chosen.Burst}
 }
 
 // count suggests a window, or a number of requests in flight.
 func (r *Report) count(o Options, counts map[string]int64, all int64) {
 	r.Counted = &Counted{Algorithm: o.Algorithm, Counts: counts, All: all}
-	count := roundUp(float64(counts[BudgetName(r.Budget)]) * r.Headroom)
+	count := burst.RoundUp(float64(counts[BudgetName(r.Budget)]) * r.Headroom)
 	r.Suggested = &Limit{Algorithm: o.Algorithm, count: count}
 	if o.Algorithm == penstock.Concurrency.Title() {
 		r.Suggested.InFlight = count
 		return
 	}
 	r.Counted.Period = wording.Period(o.Window)
-	r.Suggested.Rate = rate{count, o.Window}.String()
+	r.Suggested.Rate = burst.Rate{Count: count, Period: o.Window}.String()
 	r.IsShort = r.Log.Last.Sub(r.Log.First) < o.Window
-}
-
-// roundUp returns the next number that people like: 1, 2, 3, 5 or 8 times a power of ten.
-func roundUp(x float64) int64 {
-	for unit := int64(1); ; unit *= 10 {
-		for _, n := range []int64{1, 2, 3, 5, 8} {
-			if float64(n*unit) >= x || n*unit > math.MaxInt64/100 {
-				return n * unit
-			}
-		}
-	}
-}
-
-func (r rate) String() string {
-	unit, ok := map[time.Duration]string{time.Second: "s", time.Minute: "min", time.Hour: "h", 24 * time.Hour: "d"}[r.period]
-	if !ok {
-		unit = wording.Period(r.period)
-	}
-	return fmt.Sprintf("%d/%s", r.count, unit)
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/burst"
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/accesslog"
 	"github.com/penstock/penstock/memstore"
 )
@@ -39,14 +40,14 @@ func TestBurstIsTheSmallest(t *testing.T) {
 		for _, at := range times {
 			c.add(at, 0, nil)
 		}
-		for i, r := range rates {
+		for i, r := range burst.Rates {
 			for _, less := range []int64{0, 1} {
-				burst := c.burst(i) - less
-				if burst < 1 {
+				needed := c.Burst(i) - less
+				if needed < 1 {
 					continue
 				}
-				if denied := deniedOf(t, times, penstock.Per(r.count, r.period).WithBurst(burst)); (denied > 0) != (less == 1) {
-					t.Errorf("seed %d: %v with a burst of %d, which is the smallest less %d, denies %d of %d requests", seed, r, burst, less, denied, len(times))
+				if denied := deniedOf(t, times, penstock.Per(r.Count, r.Period).WithBurst(needed)); (denied > 0) != (less == 1) {
+					t.Errorf("seed %d: %v with a burst of %d, which is the smallest less %d, denies %d of %d requests", seed, r, needed, less, denied, len(times))
 				}
 			}
 		}
@@ -243,13 +244,5 @@ func TestBudgetIsAShareOfTheIdentities(t *testing.T) {
 	last := report.Frontier[len(report.Frontier)-1].Bursts
 	if last["0"] != 100 || last["0.001"] != 100 || last["0.01"] != 99 || last["0.05"] != 95 {
 		t.Errorf("the bursts are %v; want 100, 100, 99 and 95", last)
-	}
-}
-
-func TestNumbersAreRoundedUp(t *testing.T) {
-	for x, want := range map[float64]int64{0: 1, 1: 1, 1.5: 2, 4: 5, 7.5: 8, 8.1: 10, 31: 50, 1234: 2000} {
-		if got := roundUp(x); got != want {
-			t.Errorf("roundUp(%v) is %d; want %d", x, got, want)
-		}
 	}
 }
