@@ -64,6 +64,9 @@ type Options struct {
 	// equal seeds can be merged. A client that knows the seed can choose identities that are not
 	// counted as different.
 	Seed uint64
+
+	// MeasuresNeeds samples clients for Needs.
+	MeasuresNeeds bool
 }
 
 // A limit has the names of one limit, and counts its requests.
@@ -71,15 +74,23 @@ type limit struct {
 	Rule, Name string
 	near       atomic.Uint64 // requests that were allowed near the limit
 	waited     atomic.Uint64 // requests that were admitted after a wait
+	sample     sample
+}
+
+func newLimit(plan *penstock.Plan) *limit {
+	l := &limit{Rule: plan.Group(), Name: plan.Name()}
+	l.sample.resetLocked()
+	return l
 }
 
 // A Recorder records the events of one instance. Many goroutines may call Observe at the same time.
 //
-// Observe costs less than 30 ns for nearly all events, allocates no memory and waits for nothing.
-// If a kind has more than maxSamples events in a second, the Recorder samples their keys.
+// Observe costs less than 50 ns for nearly all events, and waits for nothing. It allocates memory
+// only for new clients of a sample of Needs. If a kind has more than maxSamples events in a second, the Recorder samples their keys.
 type Recorder struct {
 	options Options
 	seed    maphash.Seed
+	start   time.Time
 	limits  atomic.Pointer[map[uint64]*limit] // by the ID of their plan
 	other   limit                             // all limits that are not in limits
 	kept    []*penstock.Plan                  // plans of the limits that SetLimits does not remove
@@ -118,7 +129,7 @@ func New(o Options) *Recorder {
 	if o.NearPercent <= 0 {
 		o.NearPercent = 80
 	}
-	r := &Recorder{options: o, seed: maphash.MakeSeed(), denied: newDistinctCounter(), history: NewHistory()}
+	r := &Recorder{options: o, seed: maphash.MakeSeed(), start: time.Now(), denied: newDistinctCounter(), history: NewHistory()}
 	r.Store.history, r.Upstream.history = NewHistory(), NewHistory()
 	r.other.Rule, r.other.Name = Overflow, Overflow
 	for i := range r.streams {
@@ -139,8 +150,8 @@ func (r *Recorder) Keep(plan *penstock.Plan) {
 	defer r.limitsMu.Unlock()
 	r.kept = append(r.kept, plan)
 	all := maps.Clone(*r.limits.Load())
-	all[plan.ID()[0]] = &limit{Rule: plan.Group(), Name: plan.Name()}
-	r.limits.Store(&all)
+	all[plan.ID()[0]] = newLimit(plan)
+	r.storeLimits(all)
 }
 
 // SetLimits sets the limits whose activity is recorded separately, by their plans. Limits that stay
@@ -157,8 +168,15 @@ func (r *Recorder) SetLimits(plans []*penstock.Plan) {
 		case old != nil && (*old)[id] != nil:
 			all[id] = (*old)[id]
 		default:
-			all[id] = &limit{Rule: p.Group(), Name: p.Name()}
+			all[id] = newLimit(p)
 		}
+	}
+	r.storeLimits(all)
+}
+
+func (r *Recorder) storeLimits(all map[uint64]*limit) {
+	for _, l := range all {
+		l.sample.most.Store(int64(min(maxPerSample, maxClients/len(all))))
 	}
 	r.limits.Store(&all)
 }
@@ -176,6 +194,9 @@ func (r *Recorder) limitOf(plan *penstock.Plan) *limit {
 // Observe records the keys of an event. Tick counts the outcomes.
 func (r *Recorder) Observe(e *admission.Event) {
 	isDecided := e.Decision != nil && e.Decision.Len() == len(e.Charges)
+	if isDecided && r.options.MeasuresNeeds {
+		r.observeNeeds(e.Charges)
+	}
 	switch {
 	case e.Outcome == admission.DeniedNewIdentity:
 		var plan *penstock.Plan
@@ -327,6 +348,9 @@ func (r *Recorder) Tick(at time.Duration, each func(add func(Series, uint64))) {
 	if minute := int64(at / time.Minute); minute > r.windows.minute {
 		const isLast = true
 		r.windows.end(minute, r.readLocked(isLast))
+		for _, l := range *r.limits.Load() {
+			l.sample.endMinute()
+		}
 	}
 }
 

@@ -34,7 +34,7 @@ func BenchmarkObserve(b *testing.B) {
 		{name: "shadow", outcome: admission.ShadowDenied, decision: &denied, charges: []penstock.Charge{charge}},
 	} {
 		b.Run(c.name, func(b *testing.B) {
-			r := New(Options{Names: plainNames})
+			r := New(Options{Names: plainNames, MeasuresNeeds: true})
 			r.SetLimits([]*penstock.Plan{plan})
 			var keys [1000]string
 			for i := range keys {
@@ -74,7 +74,7 @@ func quickest(decide func(i int), isOn *bool) (least [2]time.Duration) {
 // is 3 % for a request by HTTP, without a connection.
 func BenchmarkRecorder(b *testing.B) {
 	for _, load := range loads {
-		r, isOn := New(Options{Names: plainNames}), false
+		r, isOn := New(Options{Names: plainNames, MeasuresNeeds: true}), false
 		rules := rulesOf(b, load.policy)
 		r.SetLimits(rules.Plans())
 		observe := func(e *admission.Event) {

@@ -74,7 +74,7 @@ func newFixture(t testing.TB, change func(*Options)) *fixture {
 	t.Cleanup(func() { p.Close() })
 	names := redisstore.Options{}
 	store := memstore.New(memstore.Options{})
-	recorder := activity.New(activity.Options{Names: func() func([]byte, string) []byte { return rediskeys.NewNames(names.Secret).Append }})
+	recorder := activity.New(activity.Options{Names: func() func([]byte, string) []byte { return rediskeys.NewNames(names.Secret).Append }, MeasuresNeeds: true})
 	recorder.SetLimits(p.Rules.Plans())
 	o := Options{
 		Token: []byte(token), IsLocal: true, Identities: ShowMasked, MaskSecret: []byte("m"), Store: store, Policy: p.Rules,

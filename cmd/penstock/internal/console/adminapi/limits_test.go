@@ -698,3 +698,40 @@ func TestRatesHaveTheirTier(t *testing.T) {
 		}
 	}
 }
+
+// TestNeedsAreThoseOfTheAlgorithm: a token bucket needs a burst, a window a count, and slots nothing.
+// A window longer than a sample has no needs.
+func TestNeedsAreThoseOfTheAlgorithm(t *testing.T) {
+	var n activity.Needs
+	for i := range n.P99 {
+		n.P95[i], n.P99[i] = int64(30-i), int64(40-i)
+	}
+	n.Clients, n.Length = 200, 3*time.Hour
+	for _, c := range []struct {
+		limit penstock.Limit
+		want  string
+	}{
+		{penstock.Per(50, time.Minute).WithBurst(9), "burst at 30/min: 22, 32; rate: 2/min, burst: 80"},
+		{penstock.Per(1, 24*time.Hour).WithBurst(9), "burst at 1/h: 30, 40; rate: 2/min, burst: 80"},
+		{penstock.Per(7, time.Minute).With(penstock.FixedWindow), "count in any 1m: 28, 38; rate: 80/min, algorithm: fixed-window"},
+		{penstock.Per(7, time.Second).With(penstock.SlidingLog), "count in any 1s: 22, 32; rate: 50/s, algorithm: sliding-log"},
+		{penstock.Per(7, 2*time.Hour).With(penstock.FixedWindow), "none"},
+		{penstock.InFlight(7, time.Minute), "none"},
+	} {
+		c.limit.Name = "x"
+		plan, err := c.limit.Compile()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := "none"
+		if found := needsOf(n, plan); found != nil {
+			got = fmt.Sprintf("%s: %d, %d; %s", found.Of, found.P95, found.P99, found.Suggested)
+		}
+		if got != c.want {
+			t.Errorf("the needs for %v are %q; want %q", c.limit, got, c.want)
+		}
+	}
+	if found := needsOf(activity.Needs{}, nil); found != nil {
+		t.Errorf("without clients, the needs are %+v", found)
+	}
+}

@@ -181,6 +181,7 @@ func (h *Handler) makeRules(ctx context.Context, _ Viewer, _ url.Values) (any, e
 		counts[at] = append(counts[at], c)
 	}
 	instances, spec := max(h.StoreInfo(ctx).Instances, 1), rules.Spec()
+	needs := h.Recorder.Needs()
 	describeLimit := func(l *policy.Limit, kind string) Limit {
 		one := Limit{Name: l.Name, Kind: kind, Identity: describe.Identity(l.Key), Algorithm: l.Algorithm, OnFailure: l.Guard.OnFailure.String(),
 			Failure: describe.StoreFailure(&l.Guard), WaitMS: l.Patience.Milliseconds(), Rates: []Rate{}, Bounds: []Bound{}, Counts: counts[name{l.Rule.Name, l.Name}]}
@@ -196,6 +197,9 @@ func (h *Handler) makeRules(ctx context.Context, _ Viewer, _ url.Values) (any, e
 				rate.Tier = spec.Tiers[tier].Name
 			}
 			one.Rates = append(one.Rates, rate)
+		}
+		if len(l.Variants) > 0 {
+			one.Needs = needsOf(needs[activity.Series{Rule: l.Rule.Name, Limit: l.Name}], l.Variants[0])
 		}
 		if kind == keylimits.Enforced && len(l.Variants) > 0 {
 			one.Bounds = h.boundsOf(rules, l.Variants[0], instances)

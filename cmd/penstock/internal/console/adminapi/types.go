@@ -153,6 +153,7 @@ type Limit struct {
 	WaitMS    int64   `json:"max_wait_ms,omitempty" doc:"the longest time that a request may wait"`
 	Bounds    []Bound `json:"bounds" doc:"of the first rate"`
 	Counts    []Count `json:"counts" doc:"of this instance. A request is counted once: for the limit that denies it, or for the one that has least left"`
+	Needs     *Needs  `json:"needs,omitempty" doc:"what the clients of this instance have needed; only for limits per client"`
 	Candidate *Limit  `json:"candidate,omitempty" doc:"another form of the limit, which counts and denies nothing"`
 }
 

@@ -33,6 +33,15 @@ const rateCount = 16
 // Bursts have a burst for each of Rates.
 type Bursts [rateCount]int64
 
+// In returns a count that no interval of this length, at most a week, exceeds.
+func (b *Bursts) In(d time.Duration) int64 {
+	least := int64(math.MaxInt64)
+	for i, r := range Rates {
+		least = min(least, b[i]+r.Count*int64(d)/int64(r.Period))
+	}
+	return least
+}
+
 // Rates are those for which the burst is computed, the slowest first.
 var Rates = [rateCount]Rate{
 	{1, time.Hour}, {10, time.Hour}, {30, time.Hour},

@@ -69,7 +69,7 @@ func newSite(t testing.TB, change func(*adminapi.Options)) *site {
 	storeOptions, store := redisstore.Options{}, memstore.New(memstore.Options{})
 	// The activity records the names that keys would have in a redisstore.
 	newAppendName := func() func(b []byte, key string) []byte { return rediskeys.NewNames(storeOptions.Secret).Append }
-	recorder := activity.New(activity.Options{Names: newAppendName})
+	recorder := activity.New(activity.Options{Names: newAppendName, MeasuresNeeds: true})
 	recorder.SetLimits(p.Rules.Plans())
 	s := &site{TB: t}
 	s.options = adminapi.Options{
@@ -737,4 +737,21 @@ func FuzzPages(f *testing.F) {
 			t.Errorf("%s %q with %q leads to %q; want a page of this site", method, path, form, to)
 		}
 	})
+}
+
+// TestRulesPageSaysWhatClientsNeed: after a minute with enough clients, the page compares their needs
+// with the limit and suggests another.
+func TestRulesPageSaysWhatClientsNeed(t *testing.T) {
+	s := newSite(t, nil)
+	for i := range 30 {
+		s.spend(fmt.Sprint("key:", i), 4)
+	}
+	const none = "clients: 95 %"
+	if page := s.text("rules", 200, operator); strings.Contains(page, none) {
+		t.Errorf("in the first minute, the page has needs:\n%s", page)
+	}
+	s.options.Recorder.Tick(time.Minute, func(func(activity.Series, uint64)) {})
+	page := s.text("rules", 200, operator)
+	s.mustHave(page, "Traffic of the last 1 minutes at this instance, in samples of up to 30 clients an hour: 95 % of them need a burst at 1/min of at most 4, 99 % of at most 4",
+		"The limit is premium 100 per 1h, burst 100; free 10 per 1h, burst 10", "limits: [{rate: 8/min, burst: 8}]", "30/min 4 4")
 }

@@ -181,7 +181,7 @@ func (f *fleet) others(ctx context.Context, self string) (all []activity.Instanc
 // newActivity makes the recorder of what happens in this instance. It keeps keys in the form that
 // the store has: as hashes if there is a secret.
 func newActivity(s settings.Settings) *activity.Recorder {
-	o := activity.Options{Seed: seedOf(s), NearPercent: int(s.NearLimit)}
+	o := activity.Options{Seed: seedOf(s), NearPercent: int(s.NearLimit), MeasuresNeeds: s.AdminListen != ""}
 	if s.ShownIdentities != "off" {
 		// Each function that Names returns serves one goroutine.
 		o.Names = func() func([]byte, string) []byte { return rediskeys.NewNames(s.KeyHashSecret).Append }
