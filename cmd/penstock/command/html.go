@@ -154,7 +154,15 @@ func replayPage(r *replay.Report) *htmlreport.Page {
 	if hit.Chart = chart; len(chart.X) == 0 {
 		hit.Chart, hit.Columns, hit.Note = nil, nil, "Nobody."
 	}
-	return &htmlreport.Page{Title: "Whom the policy would have denied", Notes: notes.String(), Sections: []htmlreport.Section{demandSection(&r.Policy.Demand, true), rules, hit}}
+	sections := []htmlreport.Section{demandSection(&r.Policy.Demand, true), rules, hit}
+	if len(r.Differences) > 0 {
+		differences := htmlreport.Section{Title: "Who differs between the policies", Columns: []string{"identity", "rule", "denied only by this policy", "only by the other"}}
+		for _, d := range r.Differences {
+			differences.Rows = append(differences.Rows, htmlreport.Row(d.Key, d.Rule, d.OnlyNew, d.OnlyOld))
+		}
+		sections = append(sections, differences)
+	}
+	return &htmlreport.Page{Title: "Whom the policy would have denied", Notes: notes.String(), Sections: sections}
 }
 
 func (s *simulateCommand) page(all []simulate.Simulation) *htmlreport.Page {

@@ -159,7 +159,7 @@ func printReplay(out io.Writer, r *replay.Report) error {
 		return err
 	}
 	printOld(out, r)
-	return nil
+	return printDifferences(out, r)
 }
 
 func printReplayNotes(out io.Writer, r *replay.Report) {
@@ -182,6 +182,19 @@ func printOld(out io.Writer, r *replay.Report) {
 	}
 	printable.Fprintf(out, "\nThe other policy denies %s of the requests.\n", share(r.Old.Denied, r.Old.Requests))
 	printable.Fprintf(out, "Only this policy denies %d of them, and only the other one %d.\n", r.OnlyNew, r.OnlyOld)
+}
+
+// printDifferences prints who differs between the policies.
+func printDifferences(out io.Writer, r *replay.Report) error {
+	if len(r.Differences) == 0 {
+		return nil
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprint(w, "\nmost requests that differ\trule\tonly by this policy\tonly by the other\n")
+	for _, d := range r.Differences {
+		printable.Fprintf(w, "%s\t%s\t%d\t%d\n", d.Key, d.Rule, d.OnlyNew, d.OnlyOld)
+	}
+	return w.Flush()
 }
 
 // maxLateShare is the part of the requests that may be late. More would distort the result.

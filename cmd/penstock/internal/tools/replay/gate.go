@@ -32,11 +32,16 @@ type gate struct {
 
 // An observation is what the rules decided about one request.
 type observation struct {
-	outcome      admission.Outcome
-	rule, key    string // of the limit that denies for longest, or else has the least left
-	retryAfter   time.Duration
-	wait         time.Duration
-	shadowDenied []string // rules
+	decision
+	retryAfter time.Duration
+	wait       time.Duration
+	shadows    []decision
+}
+
+// A decision is that of the enforced limits, or of a shadow or candidate.
+type decision struct {
+	outcome          admission.Outcome
+	rule, limit, key string // of the limit that denies for longest, or else has the least left
 }
 
 func newGate(rules *policy.Rules) (*gate, error) {
@@ -60,12 +65,12 @@ func newGate(rules *policy.Rules) (*gate, error) {
 func (g *gate) observe(e *admission.Event) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	d := decision{e.Outcome, strings.Clone(e.Rule), strings.Clone(e.Limit), strings.Clone(e.Key)}
 	switch e.Outcome {
-	case admission.ShadowAllowed:
-	case admission.ShadowDenied:
-		g.seen.shadowDenied = append(g.seen.shadowDenied, strings.Clone(e.Rule))
+	case admission.ShadowAllowed, admission.ShadowDenied:
+		g.seen.shadows = append(g.seen.shadows, d)
 	default:
-		g.seen.outcome, g.seen.rule, g.seen.key = e.Outcome, strings.Clone(e.Rule), strings.Clone(e.Key)
+		g.seen.decision = d
 		if e.Decision != nil && e.Decision.Len() > 0 {
 			g.seen.retryAfter = e.Decision.RetryAfter()
 		}

@@ -62,12 +62,22 @@ type Report struct {
 	Old          *Result         `json:"old_policy,omitempty"`
 	OnlyOld      int64           `json:"denied_only_by_old_policy,omitempty"` // requests
 	OnlyNew      int64           `json:"denied_only_by_policy,omitempty"`
-	NeedsHeaders []Need          `json:"needs_headers"` // that no line has
-	Undecided    []Need          `json:"undecided"`     // limits that need a duration or a status, which no line has
+	Differences  []Difference    `json:"differences,omitempty"` // the identities with the most of these requests
+	NeedsHeaders []Need          `json:"needs_headers"`         // that no line has
+	Undecided    []Need          `json:"undecided"`             // limits that need a duration or a status, which no line has
 
 	// WithoutAddress is how many requests have no address in the log. They count as those of one
 	// client.
 	WithoutAddress int64 `json:"without_address"`
+}
+
+// A Difference counts the requests of one identity that only one of the policies denied. The
+// identity is that of the rule that denied.
+type Difference struct {
+	Rule    string `json:"rule"`
+	Key     string `json:"key"`
+	OnlyOld int64  `json:"denied_only_by_old_policy"`
+	OnlyNew int64  `json:"denied_only_by_policy"`
 }
 
 // A Need is a part of requests that a rule reads and no line of the log has.
@@ -95,6 +105,7 @@ type Result struct {
 	LongestWait      float64          `json:"longest_wait"`              // seconds
 	Demand           accesslog.Demand `json:"demand"`                    // of the first tries
 	Rules            []Rule           `json:"rules"`
+	Limits           []Limit          `json:"limits"`      // that have decided requests
 	Top              []Identity       `json:"most_denied"` // the most denied identities first
 }
 
@@ -115,6 +126,16 @@ type Rule struct {
 	minuteDenied int64
 }
 
+// A Limit counts the requests for which it mattered most in its rule. A shadow or a candidate counts
+// all requests that it decided. The dashboard reads the JSON.
+type Limit struct {
+	Rule             string `json:"rule"`
+	Limit            string `json:"limit"`
+	Requests         int64  `json:"requests"`
+	Denied           int64  `json:"denied"`
+	DeniedIdentities int64  `json:"denied_identities"`
+}
+
 // An Identity counts the requests of one key of a rule.
 type Identity struct {
 	Rule     string    `json:"rule"`
@@ -129,7 +150,7 @@ type Identity struct {
 
 // Run decides all requests of a log.
 func Run(ctx context.Context, o Options) (*Report, error) {
-	r := &replayer{options: o, headers: make(map[string]bool)}
+	r := &replayer{options: o, headers: make(map[string]bool), differences: make(map[identityKey]*Difference)}
 	var err error
 	for _, rules := range []*policy.Rules{o.Rules, o.Old} {
 		if rules == nil {
@@ -169,6 +190,8 @@ type replayer struct {
 	onlyOld   int64
 	onlyNew   int64
 
+	differences map[identityKey]*Difference
+
 	// spread decides the requests of each second a second time, spread over the second.
 	spread       *gate
 	second       []*accesslog.Entry
@@ -198,16 +221,22 @@ func (r *replayer) add(e *accesslog.Entry) {
 	if !e.Address.IsValid() {
 		r.noAddress++
 	}
-	var isDenied [2]bool
+	var seen [2]decision
 	for i, t := range r.tallies {
-		isDenied[i] = t.first(e)
+		seen[i] = t.first(e)
 	}
-	switch {
-	case len(r.tallies) < 2:
-	case isDenied[0] && !isDenied[1]:
-		r.onlyNew++
-	case isDenied[1] && !isDenied[0]:
+	switch isOld := isDenial(seen[1].outcome); {
+	case len(r.tallies) < 2 || isDenial(seen[0].outcome) == isOld:
+	case isOld:
 		r.onlyOld++
+		if d := r.difference(seen[1]); d != nil {
+			d.OnlyOld++
+		}
+	default:
+		r.onlyNew++
+		if d := r.difference(seen[0]); d != nil {
+			d.OnlyNew++
+		}
 	}
 	if len(r.second) > 0 && !r.second[0].Time.Equal(e.Time) {
 		r.sendSecond()
@@ -215,6 +244,15 @@ func (r *replayer) add(e *accesslog.Entry) {
 	if r.isCoarse() {
 		r.second = append(r.second, e)
 	}
+}
+
+// difference returns the count of an identity; nil if there are too many.
+func (r *replayer) difference(d decision) *Difference {
+	k := identityKey{d.rule, d.key}
+	if r.differences[k] == nil && len(r.differences) < maxIdentities {
+		r.differences[k] = &Difference{Rule: k.rule, Key: k.key}
+	}
+	return r.differences[k]
 }
 
 // isCoarse reports whether the requests of each second are decided a second time: all times of the
@@ -267,6 +305,7 @@ func (r *replayer) report() *Report {
 	}
 	if len(r.tallies) > 1 {
 		report.Old = r.tallies[1].finish(r.options.ShowsIdentities)
+		report.Differences = r.listDifferences()
 	}
 	for _, rule := range r.options.Rules.Spec().Rules {
 		seen := make(map[string]bool)
@@ -291,6 +330,22 @@ func (r *replayer) report() *Report {
 	return report
 }
 
+// listDifferences returns the identities with the most requests that only one policy denied.
+func (r *replayer) listDifferences() []Difference {
+	all := make([]Difference, 0, len(r.differences))
+	for _, d := range r.differences {
+		all = append(all, *d)
+	}
+	slices.SortFunc(all, func(a, b Difference) int {
+		return cmp.Or(cmp.Compare(b.OnlyOld+b.OnlyNew, a.OnlyOld+a.OnlyNew), cmp.Compare(a.Rule, b.Rule), cmp.Compare(a.Key, b.Key))
+	})
+	all = all[:min(len(all), maxListed)]
+	for i := range all {
+		all[i].Key = shown(all[i].Key, r.options.ShowsIdentities)
+	}
+	return all
+}
+
 // sourcesOf returns all sources of an identity.
 func sourcesOf(id *policy.Identity) (all []policy.Source) {
 	if id.Source.Kind != policy.KindNone {
@@ -310,29 +365,39 @@ type tally struct {
 	result      Result
 	byRule      map[string]*Rule
 	byKey       map[identityKey]*Identity
+	byLimit     map[limitKey]*Limit
+	hit         map[hit]bool // at most maxIdentities
+}
+
+type limitKey struct{ rule, limit string }
+
+// A hit is an identity that a limit has denied.
+type hit struct {
+	limitKey
+	key string
 }
 
 type identityKey struct{ rule, key string }
 
 func newTally(rules *policy.Rules, shouldRetry bool) (*tally, error) {
 	g, err := newGate(rules)
-	t := &tally{gate: g, rules: rules, shouldRetry: shouldRetry, byRule: make(map[string]*Rule), byKey: make(map[identityKey]*Identity)}
+	t := &tally{gate: g, rules: rules, shouldRetry: shouldRetry, byRule: make(map[string]*Rule), byKey: make(map[identityKey]*Identity),
+		byLimit: make(map[limitKey]*Limit), hit: make(map[hit]bool)}
 	t.result.Outcomes = make(map[string]int64)
 	return t, err
 }
 
-// first decides the first try of a request, and reports whether limits denied it.
-func (t *tally) first(e *accesslog.Entry) bool {
+// first decides the first try of a request.
+func (t *tally) first(e *accesslog.Entry) decision {
 	t.gate.advance(e.Time)
 	t.result.Requests++
 	seen := t.send(e, 0)
 	t.result.Outcomes[seen.outcome.String()]++
 	t.result.Demand.Add(t.gate.now, isDenial(seen.outcome))
-	if !isDenial(seen.outcome) {
-		return false
+	if isDenial(seen.outcome) {
+		t.result.Denied++
 	}
-	t.result.Denied++
-	return true
+	return seen.decision
 }
 
 // send decides one try of a request.
@@ -352,12 +417,17 @@ func (t *tally) send(e *accesslog.Entry, retries int) observation {
 
 func (t *tally) count(seen *observation) {
 	t.result.LongestWait = max(t.result.LongestWait, seen.wait.Seconds())
-	for _, name := range seen.shadowDenied {
-		t.rule(name).ShadowDenied++
+	for i := range seen.shadows {
+		d := &seen.shadows[i]
+		t.countLimit(d)
+		if d.outcome == admission.ShadowDenied {
+			t.rule(d.rule).ShadowDenied++
+		}
 	}
 	if seen.rule == "" {
 		return
 	}
+	t.countLimit(&seen.decision)
 	now, isDenied := t.gate.now, isDenial(seen.outcome)
 	rule := t.rule(seen.rule)
 	rule.Requests++
@@ -390,6 +460,24 @@ func (t *tally) count(seen *observation) {
 	id.Longest = max(id.Longest, now.Sub(id.since).Seconds())
 }
 
+func (t *tally) countLimit(d *decision) {
+	k := limitKey{d.rule, d.limit}
+	l := t.byLimit[k]
+	if l == nil {
+		l = &Limit{Rule: d.rule, Limit: d.limit}
+		t.byLimit[k] = l
+	}
+	l.Requests++
+	if !isDenial(d.outcome) && d.outcome != admission.ShadowDenied {
+		return
+	}
+	l.Denied++
+	if h := (hit{k, d.key}); !t.hit[h] && len(t.hit) < maxIdentities {
+		t.hit[h] = true
+		l.DeniedIdentities++
+	}
+}
+
 func (t *tally) rule(name string) *Rule {
 	r := t.byRule[name]
 	if r == nil {
@@ -417,7 +505,7 @@ func (t *tally) finish(showsIdentities bool) *Result {
 		t.gate.advance(t.gate.scheduled[0].at)
 	}
 	r := &t.result
-	r.Rules, r.Top = []Rule{}, []Identity{}
+	r.Rules, r.Limits, r.Top = []Rule{}, []Limit{}, []Identity{}
 	for _, rule := range t.rules.Spec().Rules {
 		if counted := t.byRule[rule.Name]; counted != nil {
 			r.Rules = append(r.Rules, *counted)
@@ -443,14 +531,26 @@ func (t *tally) finish(showsIdentities bool) *Result {
 	})
 	r.Top = r.Top[:min(len(r.Top), maxListed)]
 	for i := range r.Top {
-		switch id := &r.Top[i]; {
-		case id.Key == "ip:"+unknownAddress.String():
-			id.Key = "(no address)"
-		case !showsIdentities:
-			id.Key = redact.Mask(id.Key)
-		}
+		r.Top[i].Key = shown(r.Top[i].Key, showsIdentities)
 	}
+	for _, l := range t.byLimit {
+		r.Limits = append(r.Limits, *l)
+	}
+	slices.SortFunc(r.Limits, func(a, b Limit) int {
+		return cmp.Or(cmp.Compare(a.Rule, b.Rule), cmp.Compare(a.Limit, b.Limit))
+	})
 	return r
+}
+
+// shown returns a key as a report shows it.
+func shown(key string, isFull bool) string {
+	switch {
+	case key == "ip:"+unknownAddress.String():
+		return "(no address)"
+	case isFull:
+		return key
+	}
+	return redact.Mask(key)
 }
 
 // ParseHeader reads a header that is added to each request: Name: value, or Name: $remote_user.

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -166,6 +167,40 @@ func TestPoliciesAreCompared(t *testing.T) {
 	})
 	if report.Policy.Denied != 6 || report.Old.Denied != 3 || report.OnlyNew != 5 || report.OnlyOld != 2 {
 		t.Errorf("%d and %d requests were denied, %d only by the new policy and %d only by the old one; want 6, 3, 5 and 2", report.Policy.Denied, report.Old.Denied, report.OnlyNew, report.OnlyOld)
+	}
+	want := []Difference{{Rule: "a", Key: "ip:192.0.2.0/24", OnlyNew: 5}, {Rule: "b", Key: "ip:192.0.2.0/24", OnlyOld: 2}}
+	if !slices.Equal(report.Differences, want) {
+		t.Errorf("the differences are %v; want %v", report.Differences, want)
+	}
+}
+
+// TestDifferencesAreBounded: the list has those identities that differ most.
+func TestDifferencesAreBounded(t *testing.T) {
+	var lines []string
+	for i := range 30 {
+		for range 2 + i {
+			lines = append(lines, jsonLine(start, fmt.Sprint("192.0.2.", i), "/", ""))
+		}
+	}
+	found := replay(t, lines, Options{ShowsIdentities: true, Rules: rulesOf(t, "rules: [{name: a, per: ip, limits: [{rate: 1/h}]}]"), Old: rulesOf(t, "rules: [{name: a, per: ip, limits: [{rate: 100/h}]}]")}).Differences
+	if len(found) != maxListed || found[0] != (Difference{Rule: "a", Key: "ip:192.0.2.29", OnlyNew: 30}) {
+		t.Errorf("%d differences are listed, the first is %v; want %d, and 30 requests of 192.0.2.29", len(found), found[0], maxListed)
+	}
+}
+
+// TestLimitsCountTheirDecisions: a limit counts the requests for which it mattered most, a shadow
+// and a candidate all that they decide.
+func TestLimitsCountTheirDecisions(t *testing.T) {
+	var lines []string
+	for i := range 3 {
+		for range 10 {
+			lines = append(lines, jsonLine(start, fmt.Sprint("192.0.2.", i), "/", ""))
+		}
+	}
+	rules := rulesOf(t, "rules: [{name: a, per: ip, limits: [{rate: 8/h, candidate: {rate: 6/h}}]}, {name: b, always: true, per: global, limits: [{rate: 5/h, shadow: true}]}]")
+	want := []Limit{{"a", "hour", 30, 6, 3}, {"a", "hour.candidate", 30, 12, 3}, {"b", "hour", 30, 25, 1}}
+	if found := replay(t, lines, Options{Rules: rules}).Policy.Limits; !slices.Equal(found, want) {
+		t.Errorf("the limits are %v; want %v", found, want)
 	}
 }
 
