@@ -59,6 +59,7 @@ func New(o Options) *Handler {
 		redirect(w, overviewPath)
 	})
 	h.mux.HandleFunc("POST /reset", h.receiveReset)
+	h.mux.HandleFunc("POST /rules", h.receiveReplay)
 	h.mux.HandleFunc("GET /assets/{name}", serveAsset)
 	h.mux.HandleFunc("GET /favicon.ico", func(w http.ResponseWriter, q *http.Request) {
 		q.SetPathValue("name", "favicon.svg")

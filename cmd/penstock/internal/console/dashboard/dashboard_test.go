@@ -755,3 +755,35 @@ func TestRulesPageSaysWhatClientsNeed(t *testing.T) {
 	s.mustHave(page, "Traffic of the last 1 minutes at this instance, in samples of up to 30 clients an hour: 95 % of them need a burst at 1/min of at most 4, 99 % of at most 4",
 		"The limit is premium 100 per 1h, burst 100; free 10 per 1h, burst 10", "limits: [{rate: 8/min, burst: 8}]", "30/min 4 4")
 }
+
+// TestReplayStandsBesideLiveTraffic: the page takes the report of a replay, and shows both shares.
+// It shows no report to those who may not read.
+func TestReplayStandsBesideLiveTraffic(t *testing.T) {
+	s := newSite(t, nil)
+	s.spend("key:a", 1)
+	send := func(report string, headers ...string) (int, string) {
+		const boundary = "xxx"
+		form := "--" + boundary + "\r\nContent-Disposition: form-data; name=\"report\"; filename=\"r.json\"\r\n\r\n" + report + "\r\n--" + boundary + "--\r\n"
+		w := s.send("POST", "rules", form, append(headers, "Content-Type: multipart/form-data; boundary="+boundary)...)
+		return w.Code, plain(w)
+	}
+	const report = `{"policy":{"limits":[{"rule":"api","limit":"hour","requests":1000,"denied":125,"denied_identities":7},
+		{"rule":"api","limit":"hour.candidate","requests":1000,"denied":500,"denied_identities":9},{"rule":"<gone>","limit":"x","requests":2,"denied":1,"denied_identities":1}]}}`
+	status, page := send(report, operator)
+	if status != 200 {
+		t.Errorf("the page has status %d", status)
+	}
+	s.mustHave(page, "api .hour 12 % of 1"+thin+"000 7 91 % of 1"+thin+"350", "api .hour.candidate 50 % of 1"+thin+"000 9 100 % of 777", "<gone> .x 50 % of 2 1 no requests")
+	for _, wrong := range []string{"{}", "no JSON", `{"policy":{"limits":[{"requests":-1}]}}`, `{"x":"` + strings.Repeat("x", maxReplay) + `"}`} {
+		if status, page := send(wrong, operator); status != 400 || !strings.Contains(page, "is no report of a replay") {
+			t.Errorf("%.60s gets %d %s; want 400", wrong, status, page)
+		}
+	}
+	if status, _ := send(report, operator, "Sec-Fetch-Site: cross-site"); status != 403 {
+		t.Errorf("from another site, the status is %d; want 403", status)
+	}
+	s = newSite(t, func(o *adminapi.Options) { o.IsLocal = false })
+	if status, page := send(report); status != 401 || strings.Contains(page, "12 %") {
+		t.Errorf("without a token: %d %s; want 401", status, page)
+	}
+}

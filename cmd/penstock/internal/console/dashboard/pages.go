@@ -190,6 +190,8 @@ type rulesBody struct {
 	Find  string // the text; "": all rules
 	Total int    // number of all rules
 	More  int    // number of rules that were found and are not listed
+
+	Replay []replayRow // if the form with the report of a replay was sent
 }
 
 func (h *Handler) rules(ctx context.Context, v adminapi.Viewer, q url.Values) (any, error) {
