@@ -216,6 +216,8 @@ func judgeLoad(ctx context.Context, stderr io.Writer, r *load.Report, thresholds
 			notJudged("no request was allowed")
 		case t.isExceeded(r.Quantile(t.name), 0):
 			err = t.reportExceeded(stderr)
+		case r.Unsent > 0:
+			notJudged("requests were not sent")
 		}
 	}
 	return err
@@ -305,6 +307,9 @@ func (l *loadCommand) print(out io.Writer, r *load.Report) error {
 	}
 	if r.Queued > 0 {
 		printable.Fprintf(out, "%s waited, because --max-in-flight others were in flight; that is part of their latency\n", share(r.Queued, r.Sent))
+	}
+	if r.Unsent > 0 {
+		printable.Fprintf(out, "OVERLOAD: %d further requests were not sent, because they were 30s late. This machine and the server together cannot do this rate.\n", r.Unsent)
 	}
 	if r.Client.IsLimit {
 		printable.Fprintf(out, "This machine was too slow for the load: %s.\nSo these latencies are not those of the server. Send less, or from another machine.\n", strings.Join(r.Client.Reasons, "; "))

@@ -107,20 +107,23 @@ func TestLatenciesOfASlowMachineAreNotJudged(t *testing.T) {
 	for _, c := range []struct {
 		isSlow bool
 		p99    float64
+		unsent int64
 		failIf []string
 		code   int
 		want   string
 	}{
-		{false, 11, []string{"p99 > 10ms"}, exitProblem, "--fail-if p99 > 10ms holds"},
-		{false, 11, []string{"p99 > 11ms", "p99 > 0.5s"}, exitOK, ""},
-		{false, 11, []string{"p99 >= 11000us"}, exitProblem, "holds"},
-		{true, 11, []string{"p99 > 10ms"}, exitInternal, "p99 > 10ms was not judged"},
-		{true, 1, []string{"p99 > 10ms"}, exitInternal, "was not judged"},
-		{true, 11, []string{"p99 > 10ms", "failed > 2"}, exitProblem, "failed > 2 holds"},
-		{true, 11, []string{"failed > 30%"}, exitOK, ""},
-		{false, 0, []string{"p99 > 10ms"}, exitInternal, "because no request was allowed"},
+		{false, 11, 0, []string{"p99 > 10ms"}, exitProblem, "--fail-if p99 > 10ms holds"},
+		{false, 11, 0, []string{"p99 > 11ms", "p99 > 0.5s"}, exitOK, ""},
+		{false, 11, 0, []string{"p99 >= 11000us"}, exitProblem, "holds"},
+		{true, 11, 0, []string{"p99 > 10ms"}, exitInternal, "p99 > 10ms was not judged"},
+		{true, 1, 0, []string{"p99 > 10ms"}, exitInternal, "was not judged"},
+		{true, 11, 0, []string{"p99 > 10ms", "failed > 2"}, exitProblem, "failed > 2 holds"},
+		{true, 11, 0, []string{"failed > 30%"}, exitOK, ""},
+		{false, 0, 0, []string{"p99 > 10ms"}, exitInternal, "because no request was allowed"},
+		{false, 11, 5, []string{"p99 > 10ms"}, exitProblem, "holds"},
+		{false, 1, 5, []string{"p99 > 10ms"}, exitInternal, "because requests were not sent"},
 	} {
-		r := &load.Report{Counts: load.Counts{Sent: 10, Failed: 3}, Latency: load.Latency{Count: int64(c.p99), P99: c.p99}, Client: load.Client{IsLimit: c.isSlow}, Limit: &load.LimitReport{}}
+		r := &load.Report{Counts: load.Counts{Sent: 10, Failed: 3}, Latency: load.Latency{Count: int64(c.p99), P99: c.p99}, Client: load.Client{IsLimit: c.isSlow}, Unsent: c.unsent, Limit: &load.LimitReport{}}
 		var thresholds []*threshold
 		for _, text := range c.failIf {
 			x, err := readThreshold(text, []string{"failed"}, load.Quantiles)

@@ -53,8 +53,12 @@ const (
 	NoPorts     Failure = "no free port"
 )
 
-// grace is how long requests in flight may take after an interruption.
-const grace = time.Second
+const (
+	grace = time.Second // that requests in flight may take after an interruption
+
+	// maxDelay is how late a request of a stream is still sent. So an overloaded test ends.
+	maxDelay = 30 * time.Second
+)
 
 // A run is the state of one load test.
 type run struct {
@@ -111,6 +115,10 @@ func (r *run) stream(ctx, requests context.Context, it *simulate.Item, rng *rand
 	var freeAt time.Duration // when the last wait for a slot ended
 	next := it.Stream(rng)
 	for at, ok := next(); ok && r.sleepExactly(ctx, at); at, ok = next() {
+		if time.Since(r.start)-at > maxDelay {
+			r.tally.unsent.Add(1)
+			continue
+		}
 		hasWaited, err := r.acquire(ctx)
 		if err != nil {
 			return

@@ -65,6 +65,17 @@ func TestLatencyCountsFromThePlannedTime(t *testing.T) {
 	})
 }
 
+// TestOverloadEnds: a rate far above what is possible ends soon after its time, and all of its
+// requests are counted.
+func TestOverloadEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := Run(t.Context(), Options{Arrivals: arrivals(t, "10/s for 60s"), Weights: []int{1}, MaxInFlight: 1, Send: answersAfter(time.Second, Answer{Status: 200})})
+		if longest := (60*time.Second + maxDelay + 2*time.Second).Seconds(); r.Sent+r.Unsent != 600 || r.Unsent < 500 || r.Seconds > longest {
+			t.Errorf("%d requests were sent and %d not, in %g s; want 600 together, most of them not sent, in %g s", r.Sent, r.Unsent, r.Seconds, longest)
+		}
+	})
+}
+
 func TestRequestsOfARateDoNotWaitForAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -35,6 +36,7 @@ type tally struct {
 	firstErr        error
 	lastSent        time.Duration
 	queued          int64
+	unsent          atomic.Int64
 	hasStream       bool
 	judge           judge
 
@@ -162,6 +164,7 @@ type Report struct {
 	Failures map[Failure]int64 `json:"failures"` // requests without an answer
 	Error    string            `json:"first_error,omitempty"`
 	Queued   int64             `json:"queued"` // requests that waited because MaxInFlight others were in flight
+	Unsent   int64             `json:"unsent"` // requests of streams that were not sent, because they were 30 s late
 
 	// Latency counts from the planned time until the answer was read. It has all answers except
 	// denials, and timeouts as if the answer had come then. Service is the same from the time at which
@@ -202,7 +205,7 @@ const (
 func (t *tally) report(took, busy time.Duration, isInterrupted bool) *Report {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	r := &Report{IsInterrupted: isInterrupted, Seconds: took.Seconds(), Counts: t.total, Statuses: t.statuses, Failures: t.failures, Queued: t.queued,
+	r := &Report{IsInterrupted: isInterrupted, Seconds: took.Seconds(), Counts: t.total, Statuses: t.statuses, Failures: t.failures, Queued: t.queued, Unsent: t.unsent.Load(),
 		Latency: latencyOf(t.allowed), Service: latencyOf(t.service), Denials: latencyOf(t.denied), Limit: t.judge.report()}
 	if t.firstErr != nil {
 		r.Error = t.firstErr.Error()
