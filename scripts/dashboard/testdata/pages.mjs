@@ -200,6 +200,12 @@ for (const [name, base, options] of [
   await rulesPage.locator(".limit summary").first().click();
   for (const bound of rules.rules[0].limits[0].bounds) assert.ok((await text(rulesPage, "#rule-export")).includes(bound.text));
   assert.match(await text(rulesPage, "#rules"), /always rejected ip is 203\.0\.113\.0\/24 Tier gold .* Tier free all other clients .* tier gold 500 per 1s, burst 500 tier free 50 per 1s/);
+  await rulesPage.locator("#replay input[type=file]").setInputFiles({name: "replay.json", mimeType: "application/json", buffer: Buffer.from(JSON.stringify(
+    {policy: {limits: ["hour", "hour.candidate"].map(limit => ({rule: "export", limit, requests: 200, denied: 50, denied_identities: 3}))}}))});
+  await rulesPage.locator("#replay button").click();
+  await rulesPage.waitForSelector("#replay table");
+  assert.match(await text(rulesPage, "#replay"), /export\.hour 25 % of 200 3 [\d.]+ % of [\d ]+ export\.hour\.candidate 25 % of 200 3 /);
+  await rulesPage.screenshot({path: `${config.pictures}/replay.png`, fullPage: true});
   for (const [key, shown, hidden] of [["partner-gold-1", "gold", "free"], ["another", "free", "gold"]]) {
     const found = await text(await site.go("key?key=key:" + key), "#key");
     assert.ok(found.includes("Admitted now") && found.includes("tier " + shown) && !found.includes("tier " + hidden), `the page of ${key} is: ${found}`);
