@@ -11,11 +11,13 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/console/adminapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/adminclient"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
 	"github.com/penstock/penstock/cmd/penstock/internal/text/printable"
+	"github.com/penstock/penstock/internal/wording"
 )
 
 // adminFlags are the flags by which a command reaches the admin address of a running instance.
@@ -29,8 +31,8 @@ func (f *adminFlags) add(c *cobra.Command, use string) {
 }
 
 // explainFlagError names --admin in the error for --admin-listen, which only serve has. For serve
-// it does the opposite. For a flag of earlier versions, it says what to do. It returns other errors
-// as they are.
+// it does the opposite. For a flag of earlier versions, it says what to do. For a value that is no
+// time or no number, it says what to write. It returns other errors as they are.
 func explainFlagError(c *cobra.Command, err error) error {
 	unknown, _ := strings.CutPrefix(err.Error(), "unknown flag: --")
 	has := func(name string) bool { return c.Flags().Lookup(name) != nil }
@@ -42,7 +44,18 @@ func explainFlagError(c *cobra.Command, err error) error {
 	case settings.Removed(unknown) != "":
 		return fmt.Errorf("there is no --%s any more; %s", unknown, settings.Removed(unknown))
 	}
+	if invalid, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
+		if wanted := wantedValues[invalid.GetFlag().Value.Type()]; wanted != "" {
+			return fmt.Errorf("--%s is %q; write %s", invalid.GetFlag().Name, wording.Clip(invalid.GetValue()), wanted)
+		}
+	}
 	return err
+}
+
+// wantedValues say what flags are, by their types.
+var wantedValues = map[string]string{
+	"int": "a whole number", "int64": "a whole number", "uint64": "a whole number from 0", "float64": "a number", "bool": "true or false",
+	"intSlice": "whole numbers, with commas between them", "duration": "a time, such as 100ms, 30s, 5m or 2h",
 }
 
 // setDefault takes the address from the environment if no flag names one. If the environment has

@@ -23,8 +23,8 @@ func newBench() *cobra.Command {
 		Short: "Measure how fast Redis or Valkey makes decisions",
 		Long: "bench makes decisions in Redis or Valkey, and measures round trips, decisions per second, and the time of the server's\n" +
 			"processor for each. It measures what serve would do from this machine, without guards. Its keys have a prefix of their\n" +
-			"own, and are deleted. It is a load on the server, so it asks first; --yes is for scripts. penstock size --measured reads\n" +
-			"the output of -o json.",
+			"own, and are deleted. It is a load on the server, so it asks first; --yes is for scripts. --measured of penstock size and of\n" +
+			"penstock doctor reads the output of -o json.",
 		Example: "  penstock bench --store redis://localhost:6379\n  penstock bench --store redis://localhost:6379 --yes -o json > bench.json\n" +
 			"  penstock size --config rules.yaml --measured bench.json",
 		Args:              argumentCount(0, 0, "flags only, as in: penstock bench --store redis://localhost:6379"),
@@ -96,7 +96,7 @@ func (b *benchCommand) check() error {
 	case n == 0 || n > maxSteps:
 		return fmt.Errorf("--callers has %d steps; write 1 to %d", n, maxSteps)
 	case b.options.Duration < 100*time.Millisecond || b.options.Duration > maxDuration:
-		return fmt.Errorf("--duration is %s; write 100ms to %s", b.options.Duration, wording.Period(maxDuration))
+		return fmt.Errorf("--duration is %s; write 100ms to %s", wording.Period(b.options.Duration), wording.Period(maxDuration))
 	case !isRate:
 		return fmt.Errorf("--max-rate is %g; write 1 to %d", b.options.MaxRate, maxRate)
 	}
@@ -123,19 +123,16 @@ func printBench(out io.Writer, r *storebench.Report) error {
 	return w.Flush()
 }
 
-// scriptTimeIn reads the time of a script from a report of bench.
-func scriptTimeIn(file string) (time.Duration, error) {
-	var r storebench.Report
+// readBench reads a report of bench.
+func readBench(file string) (*storebench.Report, error) {
 	text, err := os.ReadFile(file)
-	if err == nil {
-		err = json.Unmarshal(text, &r)
+	if err != nil {
+		return nil, fmt.Errorf("--measured: %w", err)
 	}
+	var r storebench.Report
 	const maxMicros = 1e6
-	switch isTime := r.ScriptMicros > 0 && r.ScriptMicros < maxMicros; {
-	case err != nil:
-		return 0, fmt.Errorf("--measured: %w", err)
-	case !isTime:
-		return 0, fmt.Errorf("--measured: %s has no script_us; write it by: penstock bench --store URL --yes -o json", file)
+	if json.Unmarshal(text, &r) != nil || !(r.ScriptMicros > 0 && r.ScriptMicros < maxMicros) {
+		return nil, fmt.Errorf("--measured: %s is no report of bench; write it by: penstock bench --store URL --yes -o json", file)
 	}
-	return time.Duration(r.ScriptMicros * float64(time.Microsecond)), nil
+	return &r, nil
 }

@@ -26,11 +26,20 @@ func TestBenchFeedsSize(t *testing.T) {
 	if code, _, stderr = command(append(rides, writeFile(t, "real.json", out))...); code != exitOK {
 		t.Errorf("size with what bench wrote: exit status %d, %s", code, stderr)
 	}
+	doctor := []string{"doctor", "--store", server.URL(), "--measured"}
+	if _, found, stderr := command(append(doctor, writeFile(t, "real.json", out))...); !strings.Contains(found, "; earlier, bench measured ") {
+		t.Errorf("doctor with what bench wrote: %s%s", found, stderr)
+	}
+	for text, want := range map[string]string{"{}": "is no report of bench", `{"script_us": 9}`: "has no step with one caller"} {
+		if code, _, stderr := command(append(doctor, writeFile(t, "bad.json", text))...); code != exitInvalid || !strings.Contains(stderr, want) {
+			t.Errorf("doctor with %s: exit status %d, %s; want %d with %q", text, code, stderr, exitInvalid, want)
+		}
+	}
 	code, out, stderr = command(append(rides, writeFile(t, "slow.json", `{"script_us": 35}`))...)
 	if missing := missingIn(out, "decision     35.0 us", "at most 20000 decisions/s"); code != exitOK || missing != nil {
 		t.Errorf("size for a store that is ten times slower: exit status %d, %s; the output lacks %q:\n%s", code, stderr, missing, out)
 	}
-	for text, want := range map[string]string{"{}": "has no script_us; write it by: penstock bench", "x": "--measured: ", `{"script_us": 1e9}`: "has no script_us"} {
+	for text, want := range map[string]string{"{}": "is no report of bench; write it by: penstock bench", "x": "is no report", `{"script_us": 1e9}`: "is no report"} {
 		if code, _, stderr := command(append(rides, writeFile(t, "bad.json", text))...); code != exitInvalid || !strings.Contains(stderr, want) {
 			t.Errorf("size with %s: exit status %d, %s; want %d with %q", text, code, stderr, exitInvalid, want)
 		}
@@ -42,7 +51,7 @@ func TestBenchExplainsMistakes(t *testing.T) {
 		"":                       "no store is named; write --store",
 		"--store http://a --yes": "redis",
 		"--callers 0":            "--callers has 0; write 1 to",
-		"--duration 1h":          "--duration is 1h0m0s; write 100ms to 1m",
+		"--duration 1h":          "--duration is 1h; write 100ms to 1m",
 		"--max-rate 0":           "--max-rate is 0; write 1 to",
 		"--max-rate NaN":         "--max-rate is NaN",
 		"-o yaml":                "unknown output",

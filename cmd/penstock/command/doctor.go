@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -14,12 +16,13 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/console/adminapi"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/settings"
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/doctor"
+	"github.com/penstock/penstock/cmd/penstock/internal/tools/storebench"
 	"github.com/penstock/penstock/policy/policyfile"
 	"github.com/penstock/penstock/redisstore"
 )
 
 func newDoctor(algorithms []*algorithm.Algorithm) *cobra.Command {
-	var output string
+	var output, measured string
 	var isStrict bool
 	given := storeFlags{algorithms: algorithms}
 	var instance adminFlags
@@ -52,6 +55,17 @@ func newDoctor(algorithms []*algorithm.Algorithm) *cobra.Command {
 					return err
 				}
 			}
+			if measured != "" {
+				r, err := readBench(measured)
+				if err != nil {
+					return withStatus(exitInvalid, err)
+				}
+				i := slices.IndexFunc(r.Steps, func(s storebench.Step) bool { return s.Callers == 1 })
+				if i < 0 {
+					return withStatus(exitInvalid, fmt.Errorf("--measured: %s has no step with one caller; write it by: penstock bench --store URL --callers 1 --yes -o json", measured))
+				}
+				o.Measured = time.Duration(r.Steps[i].P50 * float64(time.Microsecond))
+			}
 			report, err := doctor.Run(c.Context(), o)
 			if err != nil {
 				return err
@@ -74,6 +88,7 @@ func newDoctor(algorithms []*algorithm.Algorithm) *cobra.Command {
 	}
 	given.add(c, "store-timeout", "region", "region-peers", "region-interval")
 	instance.add(c, "admin address of an instance, which is asked how the store works for it")
+	c.Flags().StringVar(&measured, "measured", "", "file with an earlier output of penstock bench -o json from this machine, to compare the latency with")
 	c.Flags().BoolVar(&isStrict, "strict", false, "treat warnings, and checks that could not run, as problems")
 	addOutput(c, &output)
 	return c

@@ -171,9 +171,9 @@ func (s *simulateCommand) page(all []simulate.Simulation) *htmlreport.Page {
 	for i := range all {
 		one := &all[i]
 		chart := &htmlreport.Chart{Unit: "requests, by seconds since the start", Lines: []htmlreport.Line{{Label: "denied, on top of allowed", IsBar: true}, {Label: "allowed", IsBar: true}}}
-		section := htmlreport.Section{Title: one.Limit, Chart: chart, Columns: []string{"from", "requests", "allowed", "denied", "remaining", "retry after"}}
+		section := htmlreport.Section{Title: one.Limit, Note: one.Note, Chart: chart, Columns: []string{"from", "requests", "allowed", "denied", "remaining", "retry after"}}
 		for _, b := range one.Bounds {
-			section.Note += "Bound: " + b + ". "
+			section.Note += " Bound: " + b + "."
 		}
 		for _, row := range one.Timeline {
 			chart.X = append(chart.X, time.Duration(row.From).Seconds())

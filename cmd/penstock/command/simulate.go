@@ -84,6 +84,7 @@ type simulateCommand struct {
 	delay                                             time.Duration
 	cuts                                              []string
 	seed                                              uint64
+	burst                                             int64 // that algorithms without a burst leave out
 }
 
 const maxDecisions = 100_000
@@ -148,7 +149,7 @@ func (s *simulateCommand) read(rate string, own []*algorithm.Algorithm) (plans [
 	for _, a := range chosen {
 		l := limit
 		if len(chosen) > 1 && a.BurstUse() == algorithm.BurstUnused {
-			l.Burst = 0
+			s.burst, l.Burst = limit.Burst, 0
 		}
 		if s.across != "" {
 			a = algorithm.Across(a)
@@ -237,6 +238,9 @@ func (s *simulateCommand) simulate(ctx context.Context, plan *penstock.Plan, o s
 	o.Patience = min(o.Patience, plan.MaxPatience())
 	one := &simulate.Simulation{Limit: plan.String(), Algorithm: plan.Algorithm().Title(), Arrivals: arrivals.Text, Period: plan.Limit().Period}
 	one.Bounds = []string{plan.Bound()}
+	if s.burst > 0 && plan.Algorithm().BurstUse() == algorithm.BurstUnused {
+		one.Note = fmt.Sprintf("%s has no burst, so burst %d is left out", one.Algorithm, s.burst)
+	}
 	if o.DownTo > 0 {
 		for _, b := range (guard.Options{OnFailure: o.OnFailure, Instances: o.Instances, DenyCacheTTL: -1}).Bounds(plan)[1:] {
 			if b.When == "store fails" || b.When == "store returns" {
@@ -284,6 +288,9 @@ func (s *simulateCommand) print(out io.Writer, all []simulate.Simulation) error 
 		printable.Fprintf(out, "%s\n", one.Limit)
 		for _, b := range one.Bounds {
 			printable.Fprintf(out, "  bound: %s\n", b)
+		}
+		if one.Note != "" {
+			printable.Fprintf(out, "  note: %s\n", one.Note)
 		}
 		if i == 0 || one.Arrivals != all[i-1].Arrivals {
 			printable.Fprintf(out, "  arrivals: %s\n", one.Arrivals)

@@ -71,6 +71,13 @@ func TestSimulateComparesAlgorithms(t *testing.T) {
 	}
 }
 
+func TestSimulateSaysThatABurstIsLeftOut(t *testing.T) {
+	_, out, _ := command("simulate", "10/s, burst 20", "--algorithm", "token-bucket,fixed-window", "--arrivals", "30 at 0s")
+	if n := strings.Count(out, "has no burst"); n != 1 || !strings.Contains(out, "note: fixed-window has no burst, so burst 20 is left out") {
+		t.Errorf("%d algorithms have no burst; want the note of fixed-window:\n%s", n, out)
+	}
+}
+
 func TestSimulatePrintsEachDecision(t *testing.T) {
 	code, out, stderr := command("simulate", "1/s", "--arrivals", "2 at 0s", "--on-denied", "wait", "--decisions")
 	want := "time client try decision remaining retry after wait / 0s 0 1 allowed 0 0s 0s / 0s 0 1 denied 0 1s 0s / 1s 0 2 allowed 0 0s 0s"

@@ -70,9 +70,11 @@ func (s *sizeCommand) run(out io.Writer, algorithms []*algorithm.Algorithm) erro
 	defer p.Close()
 	scriptTime := time.Duration(0) // the default
 	if s.measured != "" {
-		if scriptTime, err = scriptTimeIn(s.measured); err != nil {
+		r, err := readBench(s.measured)
+		if err != nil {
 			return withStatus(exitInvalid, err)
 		}
+		scriptTime = time.Duration(r.ScriptMicros * float64(time.Microsecond))
 	}
 	var names []string
 	all := []ruleSize{}

@@ -76,6 +76,11 @@ func TestSizesThatCannotBeComputedAreRefused(t *testing.T) {
 			t.Errorf("%s: exit status %d, %s; want %d with %q", args, code, err, exitUsage, "; ")
 		}
 	}
+	for value, want := range map[string]string{"--clients=abc": `--clients is "abc"; write a whole number`, "--requests=x": `--requests is "x"; write a number`} {
+		if code, _, stderr := command("size", value); code != exitUsage || !strings.Contains(stderr, want) {
+			t.Errorf("size %s: exit status %d, %s; want %d with %q", value, code, stderr, exitUsage, want)
+		}
+	}
 	if code, _, _ := command("size", "--config", "none.yaml"); code != exitInvalid {
 		t.Errorf("size without the policy's file: exit status %d; want %d", code, exitInvalid)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/net/http/httpguts"
 
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/text/printable"
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/accesslog"
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/htmlreport"
@@ -51,7 +52,7 @@ func newSuggest() *cobra.Command {
 	f.StringArrayVar(&s.methods, "method", nil, "count only requests with this method, such as POST; repeat it for more")
 	f.StringVar(&s.budget, "budget", "1%", "share of the clients that the limit may ever deny")
 	f.StringVar(&s.algorithm, "algorithm", suggest.Algorithms()[0], "what to suggest: "+wording.List(suggest.Algorithms(), "or"))
-	f.DurationVar(&s.window, "window", time.Minute, "length of the window of fixed-window and sliding-log")
+	f.StringVar(&s.window, "window", "1m", "length of the window of fixed-window and sliding-log")
 	f.Float64Var(&s.headroom, "headroom", 1.5, "multiplies what was measured, because traffic grows")
 	f.BoolVar(&s.keepsOutliers, "keep-outliers", false, "count clients that send far more than all others too")
 	f.StringVar(&s.format, "format", "", "format of the logs, as in replay")
@@ -61,14 +62,13 @@ func newSuggest() *cobra.Command {
 	return c
 }
 
-const maxWindow = 7 * 24 * time.Hour
+const maxWindow = 31 * 24 * time.Hour
 
 type suggestCommand struct {
-	per, budget, algorithm, format, identities, html, output string
-	window                                                   time.Duration
-	headroom                                                 float64
-	keepsOutliers                                            bool
-	proxies, paths, methods                                  []string
+	per, budget, algorithm, window, format, identities, html, output string
+	headroom                                                         float64
+	keepsOutliers                                                    bool
+	proxies, paths, methods                                          []string
 }
 
 func (s *suggestCommand) run(c *cobra.Command, logs []string) error {
@@ -103,13 +103,15 @@ func (s *suggestCommand) run(c *cobra.Command, logs []string) error {
 }
 
 func (s *suggestCommand) read() (o suggest.Options, format *accesslog.Format, err error) {
-	o = suggest.Options{Algorithm: s.algorithm, Window: s.window, Headroom: s.headroom, KeepsOutliers: s.keepsOutliers, ShowsIdentities: s.identities == "full"}
+	o = suggest.Options{Algorithm: s.algorithm, Headroom: s.headroom, KeepsOutliers: s.keepsOutliers, ShowsIdentities: s.identities == "full"}
 	isBudget := false
 	if percent, ok := strings.CutSuffix(strings.TrimSpace(s.budget), "%"); ok {
 		o.Budget, err = strconv.ParseFloat(strings.TrimSpace(percent), 64)
 		o.Budget /= 100
 		isBudget = err == nil && o.Budget >= 0 && o.Budget <= 0.5
 	}
+	limit, periodErr := penstock.ParseRate("1/" + s.window) // it knows days too
+	o.Window = limit.Period
 	isHeadroom := s.headroom >= 1 && s.headroom <= 100
 	switch {
 	case !isBudget:
@@ -118,8 +120,8 @@ func (s *suggestCommand) read() (o suggest.Options, format *accesslog.Format, er
 		return o, nil, fmt.Errorf("--headroom is %g; write 1 to 100", s.headroom)
 	case !slices.Contains(suggest.Algorithms(), s.algorithm):
 		return o, nil, fmt.Errorf("--algorithm is %q; %s", wording.Clip(s.algorithm), wording.Suggest(s.algorithm, suggest.Algorithms()))
-	case s.window < time.Millisecond || s.window > maxWindow || s.window%time.Microsecond != 0:
-		return o, nil, fmt.Errorf("--window is %s; write 1ms to %s", s.window, wording.Period(maxWindow))
+	case periodErr != nil || o.Window < time.Millisecond || o.Window > maxWindow:
+		return o, nil, fmt.Errorf("--window is %q; write 1ms to 31d, as in 10m or 7d", wording.Clip(s.window))
 	case s.identities != "full" && s.identities != "masked":
 		return o, nil, fmt.Errorf("--identities is %q; write masked or full", wording.Clip(s.identities))
 	}

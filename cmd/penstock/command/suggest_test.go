@@ -54,7 +54,7 @@ func TestHowHighOfTheDocs(t *testing.T) {
 // TestSuggestedPolicyDeniesOnlyOutliers: the policy that suggest prints is valid. If it is
 // enforced, it denies the two abusers of the log and no other client.
 func TestSuggestedPolicyDeniesOnlyOutliers(t *testing.T) {
-	for _, flags := range [][]string{{"--path", "/search", "--path", "/**", "--method", "GET", "--method", "POST"}, {"--algorithm", "fixed-window"}, {"--algorithm", "sliding-log", "--window", "10m"}} {
+	for _, flags := range [][]string{{"--path", "/search", "--path", "/**", "--method", "GET", "--method", "POST"}, {"--algorithm", "fixed-window"}, {"--algorithm", "sliding-log", "--window", "10m"}, {"--algorithm", "fixed-window", "--window", "10d"}} {
 		_, suggested, _ := command(append([]string{"suggest", shopLog}, flags...)...)
 		text := strings.Replace(suggestedPolicy(t, suggested), "    shadow: true", "    # shadow: true", 1)
 		if _, err := policyfile.Parse("rules.yaml", []byte(text), nil, policyfile.Options{}); err != nil {
@@ -171,7 +171,8 @@ func TestSuggestExplainsMistakes(t *testing.T) {
 		{[]string{log, "--headroom", "0.5"}, exitUsage, "write 1 to 100"},
 		{[]string{log, "--headroom", "NaN"}, exitUsage, "write 1 to 100"},
 		{[]string{log, "--algorithm", "slidinglog"}, exitUsage, "did you mean sliding-log?"},
-		{[]string{log, "--window", "0"}, exitUsage, "write 1ms to 168h"},
+		{[]string{log, "--window", "0"}, exitUsage, "write 1ms to 31d"},
+		{[]string{log, "--window", "32d"}, exitUsage, "write 1ms to 31d"},
 		{[]string{log, "--algorithm", "in_flight"}, exitInvalid, "has a duration"},
 		{[]string{log, "--trusted-proxies", "here"}, exitUsage, "--trusted-proxies: "},
 		{[]string{log, "--per", "cookie"}, exitUsage, "write ip, user, global"},

@@ -86,7 +86,8 @@ func newLimit(plan *penstock.Plan) *limit {
 // A Recorder records the events of one instance. Many goroutines may call Observe at the same time.
 //
 // Observe costs less than 50 ns for nearly all events, and waits for nothing. It allocates memory
-// only for new clients of a sample of Needs. If a kind has more than maxSamples events in a second, the Recorder samples their keys.
+// only for new clients of a sample of Needs. If a kind has more than maxSamples events in a second,
+// the Recorder samples their keys.
 type Recorder struct {
 	options Options
 	seed    maphash.Seed

@@ -752,7 +752,7 @@ func TestRulesPageSaysWhatClientsNeed(t *testing.T) {
 	}
 	s.options.Recorder.Tick(time.Minute, func(func(activity.Series, uint64)) {})
 	page := s.text("rules", 200, operator)
-	s.mustHave(page, "Traffic of the last 1 minutes at this instance, in samples of up to 30 clients an hour: 95 % of them need a burst at 1/min of at most 4, 99 % of at most 4",
+	s.mustHave(page, "Traffic of the last 1 min at this instance, in samples of up to 30 clients an hour: 95 % of them need a burst at 1/min of at most 4, 99 % of at most 4",
 		"The limit is premium 100 per 1h, burst 100; free 10 per 1h, burst 10", "limits: [{rate: 8/min, burst: 8}]", "30/min 4 4")
 }
 

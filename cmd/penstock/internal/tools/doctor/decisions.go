@@ -27,6 +27,8 @@ const (
 	// maxScriptTime is the largest good median time of a script. The median is about 13 µs on an idle
 	// machine, and 80 µs on two busy cores.
 	maxScriptTime = 200 * time.Microsecond
+
+	maxSlowdown = 2 // of the median time of a decision, since bench measured it
 )
 
 // probe is the limit of the probe decisions. No policy can use its keys. It never denies, and its
@@ -157,12 +159,18 @@ func (d *doctor) judgeLatency(s *server, times []time.Duration) {
 	if scriptMicros > 0 {
 		c.Facts["script_p50_us"] = scriptMicros
 	}
+	if d.Measured > 0 {
+		c.Facts["measured_p50_us"] = d.Measured.Microseconds()
+		c.Summary += fmt.Sprintf("; earlier, bench measured %v for half of them", rounded(d.Measured))
+	}
 	longestGood := d.StoreTimeout / 2 // it leaves a reserve
 	switch {
 	case p50 > longestGood:
 		c.Status, c.Why = Failed, "many decisions take longer than store_timeout, and then limits use on_failure"
 	case p99 > longestGood:
 		c.Status, c.Why = Warning, "some decisions may take longer than store_timeout, and then limits use on_failure"
+	case d.Measured > 0 && p50 > maxSlowdown*d.Measured:
+		c.Status, c.Why = Warning, fmt.Sprintf("decisions take %.1f times as long as when bench measured them", float64(p50)/float64(d.Measured))
 	case time.Duration(scriptMicros*float64(time.Microsecond)) > maxScriptTime:
 		c.Status, c.Summary = Warning, fmt.Sprintf("half of the scripts take longer than %.0f µs in the server", scriptMicros)
 		const microsPerSecond = 1e6

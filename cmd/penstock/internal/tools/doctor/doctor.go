@@ -28,6 +28,7 @@ type Options struct {
 	Name         string             // name of the store in the report, without secrets
 	Keys         redisstore.Options // prefix and secret, as for serve
 	StoreTimeout time.Duration      // how long a decision of serve may take
+	Measured     time.Duration      // of half of the decisions of one caller, as penstock bench measured it earlier; 0: it did not
 	Digest       string             // of the policy that the instances should have; "" if it is not known
 	Region       string             // of the store; "" if there is only one
 	Peers        map[string]string  // URLs of the other regions' stores, by name

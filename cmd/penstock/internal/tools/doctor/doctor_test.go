@@ -290,6 +290,7 @@ var faults = []fault{
 	{name: "evicts", prepare: commands("CONFIG SET maxmemory 1gb", "CONFIG SET maxmemory-policy allkeys-lru"), check: "eviction", status: Failed, summary: "allkeys-lru", remedy: "CONFIG SET maxmemory-policy noeviction"},
 	{name: "would evict", prepare: commands("CONFIG SET maxmemory-policy volatile-ttl"), check: "eviction", status: Warning, summary: "volatile-ttl", remedy: "noeviction"},
 	{name: "is evicting", prepare: evict, check: "eviction", status: Failed, summary: "deleting keys now", remedy: "noeviction"},
+	{name: "slower than measured", prepare: func(*testing.T, *redistest.Server) {}, change: func(o *Options) { o.Measured = time.Microsecond }, check: "latency", status: Warning, summary: "earlier, bench measured 1µs", remedy: "SLOWLOG GET"},
 	{name: "slow", prepare: slow, change: func(o *Options) { o.StoreTimeout = 10 * time.Millisecond }, check: "latency", status: Warning, summary: "store_timeout is 10ms", remedy: "SLOWLOG GET"},
 	{name: "slow commands of others", prepare: commands("CONFIG SET slowlog-log-slower-than 0", "SET user:s3cret x", "DEBUG SLEEP 0.2"), change: func(o *Options) { o.StoreTimeout = 100 * time.Millisecond }, check: "slowlog", status: Warning, summary: "slow commands in the last hour: DEBUG of ", remedy: "SLOWLOG GET"},
 	{name: "snapshot failed", prepare: failSnapshot, check: "persistence", status: Failed, summary: "snapshot failed", remedy: "BGSAVE"},

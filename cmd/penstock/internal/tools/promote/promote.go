@@ -25,7 +25,7 @@ type Result struct {
 	Warnings policyfile.Errors
 }
 
-var errByHand = errors.New("the file has a form that promote cannot edit; move the fields by hand")
+var errByHand = errors.New("this has a form that promote cannot edit, such as an anchor or an alias; move the fields by hand")
 
 // Edit promotes the shadows and candidates of a rule, or of one limit as in search.minute. compile
 // reads a policy from a text.
@@ -35,9 +35,9 @@ func Edit(text []byte, name string, compile func([]byte) (*policyfile.Policy, er
 		return nil, err
 	}
 	defer before.Close()
-	e := editor{text: text}
+	e := editor{text: text, line: 1}
 	if err := e.promote(before.Rules.Spec().Rules, name); err != nil {
-		return nil, err
+		return nil, e.withLine(err)
 	}
 	result := &Result{Text: e.apply(), Changes: e.changes}
 	after, err := compile(result.Text)
@@ -47,12 +47,12 @@ func Edit(text []byte, name string, compile func([]byte) (*policyfile.Policy, er
 	defer after.Close()
 	var got any
 	if err := yaml.Load(result.Text, &got); err != nil || !reflect.DeepEqual(got, e.want) {
-		return nil, errByHand
+		return nil, e.withLine(errByHand)
 	}
 	for _, c := range e.candidates {
 		l := after.Rules.Spec().Rules[c.rule].Limits[c.limit]
 		if !isSame(c.candidate, l) {
-			return nil, errByHand
+			return nil, e.withLine(errByHand)
 		}
 		if old := strings.TrimSuffix(c.candidate.FullName, ".candidate"); old != l.FullName {
 			result.Changes = append(result.Changes, fmt.Sprintf("the limit %s is named %s now, and begins with a new counter; add a name to keep the old one", old, l.FullName))
@@ -69,10 +69,19 @@ func Edit(text []byte, name string, compile func([]byte) (*policyfile.Policy, er
 
 type editor struct {
 	text       []byte
+	line       int // of the rule or limit that is edited
 	want       any // what the new text must mean
 	edits      []edit
 	changes    []string
 	candidates []promoted
+}
+
+// withLine adds the line to errByHand.
+func (e *editor) withLine(err error) error {
+	if err == errByHand {
+		return fmt.Errorf("line %d: %w", e.line, err)
+	}
+	return err
 }
 
 // An edit replaces a part of the text.
@@ -112,6 +121,7 @@ func (e *editor) promote(rules []*policy.Rule, name string) error {
 		if nodes == nil || len(list) != len(rules) || len(nodes.Content) != len(rules) {
 			return errByHand
 		}
+		e.line = nodes.Content[i].Line
 		return e.promoteRule(i, r, name, nodes.Content[i], list[i])
 	}
 	return fmt.Errorf("the policy has no rule %q; %s", wording.Clip(name), wording.Suggest(name, known))
@@ -141,6 +151,7 @@ func (e *editor) promoteRule(at int, r *policy.Rule, name string, node *yaml.Nod
 		if nodes == nil || len(limits) != len(r.Limits) || len(nodes.Content) != len(limits) {
 			return errByHand
 		}
+		e.line = nodes.Content[i].Line
 		limit, ok := limits[i].(map[string]any)
 		if !ok {
 			return errByHand

@@ -51,10 +51,11 @@ func TestEditExplainsWhatItCannotDo(t *testing.T) {
 		"rules: [{name: ab, per: ip, limits: [{rate: 5/s}]}]": `no rule "a"; did you mean ab?`,
 		"rules: [{name: a, per: ip}]":                         "limits",
 		"rules: [{name: a, per: ip, limits: [&l {rate: 5/s}]}, {name: b, per: ip, match: {path: /b}, limits: [*l]}]":                                                 "a is enforced already",
-		"rules: [{name: b, per: ip, match: {path: /b}, limits: [&l {rate: 5/s, shadow: true}]}, {name: a, per: ip, limits: [*l]}]":                                   "by hand",
+		"rules: [{name: b, per: ip, match: {path: /b}, limits: [&l {rate: 5/s, shadow: true}]}, {name: a, per: ip, limits: [*l]}]":                                   "line 1: this has a form",
 		"rules: [{name: a, per: ip, limits: [{rate: 5/s, candidate: &c {rate: 3/s}}]}, {name: b, per: ip, match: {path: /b}, limits: [{rate: 9/s, candidate: *c}]}]": "by hand",
 		"rules: [{name: a, per: ip, limits: [{rate: 5/s, candidate: {rate: >-\n  3/s\n  }}]}]":                                                                       "",
-		"rules:\n- name: a\n  per: ip\n  limits:\n  - rate: >-\n      5/s\n    candidate: {rate: 3/s}\n":                                                             "by hand",
+		"rules:\n- name: a\n  per: ip\n  limits:\n  - rate: >-\n      5/s\n    candidate: {rate: 3/s}\n":                                                             "line 5: ",
+		"rules:\n- name: b\n  per: ip\n  match: {path: /b}\n  limits:\n  - &l {rate: 5/s, shadow: true}\n- name: a\n  per: ip\n  limits:\n  - *l\n":                  "line 10: ",
 	} {
 		_, err := Edit([]byte(text), "a", compile)
 		if err == nil || !strings.Contains(err.Error(), want) {

@@ -15,6 +15,7 @@ type Simulation struct {
 	Regions   int      `json:"regions,omitempty"`
 	Across    string   `json:"across,omitempty"`
 	Bounds    []string `json:"bounds"` // how much is admitted at most
+	Note      string   `json:"note,omitempty"`
 	Arrivals  string   `json:"arrivals"`
 	Result
 	Timeline  []Row      `json:"timeline"`

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/wording"
 )
 
 // The memory that Redis needs, in bytes, with jemalloc.
@@ -192,7 +193,7 @@ func Of(l Load) Size {
 	s.Servers = servers(s.Cores)
 	s.PerKey = int64(maxUtilization / seconds)
 	s.Bandwidth = int64(l.Requests * (BytesSent + BytesReplied))
-	s.LiveFor = life.String()
+	s.LiveFor = wording.Period(life)
 	return s
 }
 
