@@ -64,11 +64,6 @@ func (s *suggestCommand) page(r *suggest.Report) *htmlreport.Page {
 	}
 	p.Sections = append(p.Sections, htmlreport.Section{Title: "Suggestion", Note: fmt.Sprintf("With a headroom of %g, for a budget of %s.", r.Headroom, s.budget), Text: s.policy(r.Suggested)},
 		demandSection(&r.Demand, false), s.busiestSection(r), s.needsSection(r))
-	windows := htmlreport.Section{Title: "Fixed windows", Columns: []string{"window", "denies nobody", "0.1 %", "1 %", "5 %"}}
-	for _, x := range r.Windows {
-		windows.Rows = append(windows.Rows, htmlreport.Row(x.Period, x.Counts["0"], x.Counts["0.001"], x.Counts["0.01"], x.Counts["0.05"]))
-	}
-	p.Sections = append(p.Sections, windows)
 	return p
 }
 

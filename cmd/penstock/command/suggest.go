@@ -238,13 +238,6 @@ func (s *suggestCommand) print(out io.Writer, r *suggest.Report) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	fmt.Fprint(w, "\nwindow\tcount that denies nobody\t0.1 % of the clients\t1 %\t5 %\t\n")
-	for _, x := range r.Windows {
-		printable.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t\n", x.Period, x.Counts["0"], x.Counts["0.001"], x.Counts["0.01"], x.Counts["0.05"])
-	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
 	printable.Fprintf(out, "\nThe busiest clients, by requests %s:\n", r.Measure())
 	for i := range r.Busiest {
 		n := r.Busiest[i].Measured(r)

@@ -6,15 +6,12 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/console/burst"
 )
 
-// windows are those for which the largest count is computed.
-var windows = []time.Duration{time.Minute, time.Hour, 24 * time.Hour}
-
 // A curve has what one identity needs.
 type curve struct {
 	*burst.Curve // nil if the limit is no token bucket
 	requests     int64
-	inWindow     []windowCount // for each window
-	peak         peak          // nil for a token bucket
+	inMinute     windowCount
+	peak         peak // nil for a token bucket
 }
 
 // A windowCount counts the requests of fixed windows.
@@ -32,7 +29,7 @@ func (w *windowCount) add(index int64) {
 }
 
 func newCurve(p peak) *curve {
-	c := &curve{inWindow: make([]windowCount, len(windows)), peak: p}
+	c := &curve{peak: p}
 	if p == nil {
 		c.Curve = new(burst.Curve)
 	}
@@ -43,9 +40,7 @@ func newCurve(p peak) *curve {
 // keep.
 func (c *curve) add(at time.Time, duration time.Duration, held *int) {
 	now := at.UnixMicro()
-	for i, length := range windows {
-		c.inWindow[i].add(now / length.Microseconds())
-	}
+	c.inMinute.add(now / time.Minute.Microseconds())
 	if c.peak != nil {
 		c.peak.add(now, at.Add(duration).UnixMicro(), held)
 	} else {
@@ -60,5 +55,5 @@ func (c *curve) size() int64 {
 	if c.peak != nil {
 		return c.peak.most()
 	}
-	return c.inWindow[0].most
+	return c.inMinute.most
 }

@@ -78,7 +78,6 @@ type Report struct {
 	Headroom        float64          `json:"headroom"`
 	Outliers        []Identity       `json:"outliers"` // not counted below
 	Frontier        []Point          `json:"frontier"`
-	Windows         []Window         `json:"windows"`
 	Chosen          *Point           `json:"chosen"`            // of the frontier; null without
 	Counted         *Counted         `json:"counted,omitempty"` // if it is no token bucket
 	Suggested       *Limit           `json:"suggested"`
@@ -167,12 +166,6 @@ type Point struct {
 	Bursts map[string]int64 `json:"bursts"` // by budget: "0", "0.001", "0.01", "0.05", and the chosen one
 }
 
-// A Window is a fixed window, and the smallest count for each budget.
-type Window struct {
-	Period string           `json:"period"`
-	Counts map[string]int64 `json:"counts"`
-}
-
 // An Identity is one client.
 type Identity struct {
 	Key       string `json:"key"`
@@ -196,7 +189,7 @@ type client struct {
 
 // Run reads a log and suggests a limit.
 func Run(ctx context.Context, o Options) (*Report, error) {
-	report := &Report{Budget: o.Budget, Headroom: o.Headroom, Outliers: []Identity{}, Frontier: []Point{}, Windows: []Window{}, All: []Point{}, Busiest: []Identity{}}
+	report := &Report{Budget: o.Budget, Headroom: o.Headroom, Outliers: []Identity{}, Frontier: []Point{}, All: []Point{}, Busiest: []Identity{}}
 	byKey := make(map[string]*curve)
 	all, held := newCurve(newPeak(o.Algorithm, o.Window)), 0
 	isMerged := false
@@ -306,9 +299,6 @@ func (r *Report) compute(clients []client, all *curve, o Options) {
 			r.All = append(r.All, Point{rate.String(), map[string]int64{BudgetName(0): all.Burst(i)}})
 		}
 	}
-	for i, length := range windows {
-		r.Windows = append(r.Windows, Window{wording.Period(length), quantiles(func(c *curve) int64 { return c.inWindow[i].most })})
-	}
 	if all.peak != nil {
 		r.count(o, quantiles(func(c *curve) int64 { return c.peak.most() }), all.peak.most())
 	} else {
@@ -328,7 +318,7 @@ func (r *Report) compute(clients []client, all *curve, o Options) {
 	}
 	r.IsUncertain = o.Budget > 0 && float64(len(counted))*o.Budget < minIdentities
 	for i, c := range clients[:min(len(clients), max(maxListed, len(clients)-len(counted)))] {
-		id := Identity{Key: c.key, Requests: c.requests, PerMinute: c.inWindow[0].most}
+		id := Identity{Key: c.key, Requests: c.requests, PerMinute: c.inMinute.most}
 		if c.peak != nil {
 			id.Count = need(c.curve)
 		} else {
