@@ -135,29 +135,45 @@ func replayPage(r *replay.Report) *htmlreport.Page {
 	printReplayNotes(&notes, r)
 	printSums(&notes, r.Policy)
 	printOld(&notes, r)
-	rules := htmlreport.Section{Title: "Rules", Columns: []string{"rule", "requests", "denied", "identities", "hit", "first denied", "worst minute", "by shadows"}}
-	for _, x := range r.Policy.Rules {
-		rules.Rows = append(rules.Rows, htmlreport.Row(x.Name, x.Requests, x.Denied, x.Identities, x.DeniedIdentities, stamp(x.FirstDenied), worstMinute(&x), x.ShadowDenied))
-	}
-	chart := &htmlreport.Chart{Unit: "requests", Lines: []htmlreport.Line{{Label: "denied, of the most denied identity first", IsBar: true}}}
-	hit := htmlreport.Section{Title: "Who would be hit", Columns: []string{"identity", "rule", "requests", "denied", "longest denied", "first denied"}}
-	for i, id := range r.Policy.Top {
-		chart.X = append(chart.X, float64(i+1))
-		chart.Lines[0].Values = append(chart.Lines[0].Values, float64(id.Denied))
-		hit.Rows = append(hit.Rows, htmlreport.Row(id.Key, id.Rule, id.Requests, id.Denied, longest(&id), stamp(id.First)))
-	}
-	if hit.Chart = chart; len(chart.X) == 0 {
+	hit := hitSection(r.Policy)
+	if len(hit.Rows) == 0 {
 		hit.Chart, hit.Columns, hit.Note = nil, nil, "Nobody."
 	}
-	sections := []htmlreport.Section{demandSection(&r.Policy.Demand, true), rules, hit}
+	sections := []htmlreport.Section{demandSection(&r.Policy.Demand, true), rulesSection(r.Policy), hit}
 	if len(r.Differences) > 0 {
-		differences := htmlreport.Section{Title: "Who differs between the policies", Columns: []string{"identity", "rule", "denied only by this policy", "only by the other"}}
-		for _, d := range r.Differences {
-			differences.Rows = append(differences.Rows, htmlreport.Row(d.Key, d.Rule, d.OnlyNew, d.OnlyOld))
-		}
-		sections = append(sections, differences)
+		sections = append(sections, differencesSection(r))
 	}
 	return &htmlreport.Page{Title: "Whom the policy would have denied", Notes: notes.String(), Sections: sections}
+}
+
+func rulesSection(r *replay.Result) htmlreport.Section {
+	s := htmlreport.Section{Title: "Rules", Columns: []string{"rule", "requests", "denied", "identities", "hit", "first denied", "worst minute", "by shadows"}}
+	for _, x := range r.Rules {
+		s.Rows = append(s.Rows, htmlreport.Row(x.Name, x.Requests, x.Denied, x.Identities, x.DeniedIdentities, stamp(x.FirstDenied), worstMinute(&x), x.ShadowDenied))
+	}
+	if len(s.Rows) > 1 {
+		s.Note = "A request counts at one rule: the one that denies it, or else has the least left.\n"
+	}
+	return s
+}
+
+func hitSection(r *replay.Result) htmlreport.Section {
+	chart := &htmlreport.Chart{Unit: "requests", Lines: []htmlreport.Line{{Label: "denied, of the most denied identity first", IsBar: true}}}
+	s := htmlreport.Section{Title: "Who would be hit", Chart: chart, Columns: []string{"most denied", "rule", "requests", "denied", "longest denied", "first denied"}}
+	for i, id := range r.Top {
+		chart.X = append(chart.X, float64(i+1))
+		chart.Lines[0].Values = append(chart.Lines[0].Values, float64(id.Denied))
+		s.Rows = append(s.Rows, htmlreport.Row(id.Key, id.Rule, id.Requests, id.Denied, longest(&id), stamp(id.First)))
+	}
+	return s
+}
+
+func differencesSection(r *replay.Report) htmlreport.Section {
+	s := htmlreport.Section{Title: "Who differs between the policies", Columns: []string{"most requests that differ", "rule", "only by this policy", "only by the other"}}
+	for _, d := range r.Differences {
+		s.Rows = append(s.Rows, htmlreport.Row(d.Key, d.Rule, d.OnlyNew, d.OnlyOld))
+	}
+	return s
 }
 
 func (s *simulateCommand) page(all []simulate.Simulation) *htmlreport.Page {

@@ -155,11 +155,30 @@ func printReplay(out io.Writer, r *replay.Report) error {
 	printReplayNotes(out, r)
 	fmt.Fprintln(out)
 	printSums(out, r.Policy)
-	if err := printResult(out, r.Policy); err != nil {
-		return err
-	}
+	printSection(out, rulesSection(r.Policy))
+	printSection(out, hitSection(r.Policy))
 	printOld(out, r)
-	return printDifferences(out, r)
+	printSection(out, differencesSection(r))
+	return nil
+}
+
+// printSection prints the table of a section, if it has rows.
+func printSection(out io.Writer, s htmlreport.Section) {
+	if len(s.Rows) == 0 {
+		return
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	for _, row := range append([][]string{s.Columns}, s.Rows...) {
+		for i, cell := range row {
+			separator := "\t"
+			if i == 0 {
+				separator = "\n"
+			}
+			fmt.Fprint(w, separator+printable.Line(cell))
+		}
+	}
+	fmt.Fprint(w, "\n"+s.Note)
+	_ = w.Flush()
 }
 
 func printReplayNotes(out io.Writer, r *replay.Report) {
@@ -182,19 +201,6 @@ func printOld(out io.Writer, r *replay.Report) {
 	}
 	printable.Fprintf(out, "\nThe other policy denies %s of the requests.\n", share(r.Old.Denied, r.Old.Requests))
 	printable.Fprintf(out, "Only this policy denies %d of them, and only the other one %d.\n", r.OnlyNew, r.OnlyOld)
-}
-
-// printDifferences prints who differs between the policies.
-func printDifferences(out io.Writer, r *replay.Report) error {
-	if len(r.Differences) == 0 {
-		return nil
-	}
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprint(w, "\nmost requests that differ\trule\tonly by this policy\tonly by the other\n")
-	for _, d := range r.Differences {
-		printable.Fprintf(w, "%s\t%s\t%d\t%d\n", d.Key, d.Rule, d.OnlyNew, d.OnlyOld)
-	}
-	return w.Flush()
 }
 
 // maxLateShare is the part of the requests that may be late. More would distort the result.
@@ -262,24 +268,6 @@ func printSums(out io.Writer, r *replay.Result) {
 	if r.Merged > 0 {
 		printable.Fprintf(out, "warning: %d requests of further identities are not in the counts of identities\n", r.Merged)
 	}
-}
-
-func printResult(out io.Writer, r *replay.Result) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprint(w, "\nrule\trequests\tdenied\tidentities\thit\tfirst denied\tworst minute\tby shadows\n")
-	for _, rule := range r.Rules {
-		printable.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%s\t%s\t%d\n", rule.Name, rule.Requests, rule.Denied, rule.Identities, rule.DeniedIdentities, stamp(rule.FirstDenied), worstMinute(&rule), rule.ShadowDenied)
-	}
-	if len(r.Rules) > 1 {
-		fmt.Fprint(w, "A request counts at one rule: the one that denies it, or else has the least left.\n")
-	}
-	if len(r.Top) > 0 {
-		fmt.Fprint(w, "\nmost denied\trule\trequests\tdenied\tlongest denied\tfirst denied\n")
-		for _, id := range r.Top {
-			printable.Fprintf(w, "%s\t%s\t%d\t%d\t%s\t%s\n", id.Key, id.Rule, id.Requests, id.Denied, longest(&id), stamp(id.First))
-		}
-	}
-	return w.Flush()
 }
 
 func worstMinute(r *replay.Rule) string {
