@@ -99,7 +99,7 @@ func TestNeedsAreOfManyClients(t *testing.T) {
 	})
 }
 
-// TestBusyClientsAreSampledLess: the events of a second are bounded, however many clients send them.
+// TestBusyClientsAreSampledLess: the events of a second are bounded, also those of few clients.
 func TestBusyClientsAreSampledLess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDemand(t, Options{MeasuresNeeds: true})
@@ -131,7 +131,7 @@ func TestNeedsNeedClients(t *testing.T) {
 	})
 }
 
-// TestNeedsAreOfTheLastDay: each hour has its own sample, and the hour with the largest need counts.
+// TestNeedsAreOfTheLastDay: each hour has its own sample, and the one with the largest need counts.
 func TestNeedsAreOfTheLastDay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDemand(t, Options{MeasuresNeeds: true})

@@ -699,8 +699,8 @@ func TestRatesHaveTheirTier(t *testing.T) {
 	}
 }
 
-// TestNeedsAreThoseOfTheAlgorithm: a token bucket needs a burst, a window a count, and slots nothing.
-// A window longer than a sample has no needs.
+// TestNeedsAreThoseOfTheAlgorithm: a token bucket needs a burst, a window needs a count, and slots
+// need nothing. A window longer than a sample has no needs.
 func TestNeedsAreThoseOfTheAlgorithm(t *testing.T) {
 	var n activity.Needs
 	for i := range n.P99 {

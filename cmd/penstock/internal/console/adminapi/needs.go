@@ -35,7 +35,7 @@ const (
 	headroom     = 1.5
 )
 
-// needsOf compares what clients have needed with a limit. It returns nil if they cannot be compared.
+// needsOf compares what clients have needed with a limit. It returns nil if that is not possible.
 func needsOf(n activity.Needs, plan *penstock.Plan) *Needs {
 	if n.Clients == 0 {
 		return nil

@@ -739,8 +739,8 @@ func FuzzPages(f *testing.F) {
 	})
 }
 
-// TestRulesPageSaysWhatClientsNeed: after a minute with enough clients, the page compares their needs
-// with the limit and suggests another.
+// TestRulesPageSaysWhatClientsNeed: after a minute with enough clients, the page compares their
+// needs with the limit, and suggests another.
 func TestRulesPageSaysWhatClientsNeed(t *testing.T) {
 	s := newSite(t, nil)
 	for i := range 30 {

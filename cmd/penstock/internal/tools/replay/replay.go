@@ -126,8 +126,8 @@ type Rule struct {
 	minuteDenied int64
 }
 
-// A Limit counts the requests for which it mattered most in its rule. A shadow or a candidate counts
-// all requests that it decided. The dashboard reads the JSON.
+// A Limit counts the requests for which it mattered most. A shadow or a candidate counts all that
+// it decided. The dashboard reads the JSON.
 type Limit struct {
 	Rule             string `json:"rule"`
 	Limit            string `json:"limit"`
