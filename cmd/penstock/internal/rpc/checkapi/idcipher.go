@@ -24,6 +24,7 @@ type idContent struct {
 	Expires      int64      `json:"e"`           // of a reservation: Unix ms
 	TTL          int64      `json:"t"`           // of a reservation: ms
 	IsNameShared bool       `json:"o,omitempty"` // of a reservation: a repeat of the Reserve gets the same Name; see admission.SharedName
+	Region       string     `json:"g,omitempty"` // whose store made the charges; "" if it has no name
 	Charges      []idCharge `json:"c,omitempty"`
 }
 
@@ -51,9 +52,13 @@ const (
 // by six bytes.
 const maxIDLength = 768 << 10
 
-type idCipher struct{ aead cipher.AEAD }
+// An idCipher writes and reads the ids of one region.
+type idCipher struct {
+	aead   cipher.AEAD
+	region string // Options.Region
+}
 
-func newIDCipher(secret []byte) *idCipher {
+func newIDCipher(secret []byte, region string) *idCipher {
 	key := sha256.Sum256(append([]byte("penstock tickets 1\n"), secret...))
 	block, err := aes.NewCipher(key[:])
 	if err != nil {
@@ -63,11 +68,12 @@ func newIDCipher(secret []byte) *idCipher {
 	if err != nil {
 		panic(err) // impossible: GCM takes ciphers with blocks of 16 bytes
 	}
-	return &idCipher{aead}
+	return &idCipher{aead, region}
 }
 
-// encrypt returns the id of a content. The kind is authenticated with it.
+// encrypt returns the id of a content. The kind is authenticated with it. encrypt sets the region.
 func (s *idCipher) encrypt(kind string, t *idContent) (string, error) {
+	t.Region = s.region
 	text, err := json.Marshal(t)
 	if err != nil {
 		return "", fmt.Errorf("checkapi: write an id: %w", err)
@@ -75,7 +81,9 @@ func (s *idCipher) encrypt(kind string, t *idContent) (string, error) {
 	return base64.RawURLEncoding.EncodeToString(s.aead.Seal(nil, nil, text, []byte(kind))), nil
 }
 
-// decrypt returns the content of an id. It fails if the kind or the secret is another.
+// decrypt returns the content of an id. It fails if the kind, the secret or the region is another.
+// Each region has its own store, which alone remembers what was settled. So if two regions settled
+// an id, each would correct its charges.
 func (s *idCipher) decrypt(kind, id string) (*idContent, error) {
 	const remedy = "; write the id of a %s as the service gave it"
 	wrong := func(why string) error { return failf(codes.NotFound, "id: "+why+remedy, kind) }
@@ -93,6 +101,9 @@ func (s *idCipher) decrypt(kind, id string) (*idContent, error) {
 	t := new(idContent)
 	if err := json.Unmarshal(text, t); err != nil {
 		return nil, wrong("it is of another version")
+	}
+	if t.Region != "" && s.region != "" && t.Region != s.region {
+		return nil, failf(codes.FailedPrecondition, "id: the %s belongs to region %s, and this is region %s; send the call to region %s", kind, t.Region, s.region, t.Region)
 	}
 	return t, nil
 }

@@ -394,7 +394,7 @@ func (w *schemaWriter) operation(m *method, rpc protoreflect.MethodDescriptor) e
 	responses := entry{"200": answer("The answer.", response, "application/json")}
 	for status, description := range map[int]string{
 		400: "The query, the body or a field of the call is invalid.", 401: "The token is missing or wrong.", 403: "The call needs another token.", 404: "There is no such rule, reservation or hold.",
-		409: "Parts of the call contradict each other, this call cannot enforce a limit of the request, or the reservation has expired.", 413: "The body is too large.", 415: "The body is not JSON.",
+		409: "Parts of the call contradict each other, this call cannot enforce a limit of the request, or the reservation has expired or is of another region.", 413: "The body is too large.", 415: "The body is not JSON.",
 		503: "There is no decision.",
 	} {
 		responses[fmt.Sprint(status)] = answer(description, "Problem", "application/problem+json")

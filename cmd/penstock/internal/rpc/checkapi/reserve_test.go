@@ -179,6 +179,39 @@ func TestAnotherProcessCanSettleAReservation(t *testing.T) {
 	}
 }
 
+// Each region has its own store, so another region does not know whether a reservation was settled.
+func TestAnotherRegionRefusesReservationsAndHolds(t *testing.T) {
+	in := func(region string) *testService { return newService(t, func(o *Options) { o.Region = region }) }
+	eu, us, none := in("eu"), in("us"), in("")
+	const check = `{"rule":"search","key":"user:1","cost":2}`
+	reservation := eu.reserve(`{"check":` + check + `}`)
+	hold := eu.call("/v1/acquire", `{"check":{"rule":"jobs","key":"user:1"}}`)["id"].(string)
+	us.reserve(`{"check":` + check + `}`)
+	for path, body := range map[string]string{
+		"/v1/settle":  `{"id":"` + reservation + `","actual":0}`,
+		"/v1/renew":   `{"id":"` + hold + `"}`,
+		"/v1/release": `{"id":"` + hold + `"}`,
+	} {
+		if w := us.send(callerToken, path, body); w.Code != 409 || !strings.Contains(w.Body.String(), "belongs to region eu, and this is region us; send the call to region eu") {
+			t.Errorf("%s in another region: %d %s; want 409, and the region to call", path, w.Code, w.Body)
+		}
+	}
+	if n, slots := us.left(check, "search.minute"), us.left(`{"rule":"jobs","key":"user:1"}`, "jobs.in-flight"); n != 1 || slots != 2 {
+		t.Errorf("after calls with ids of another region, %d units and %d slots are left; want 1 and 2", n, slots)
+	}
+	if answer := eu.call("/v1/settle", `{"id":"`+reservation+`","actual":0}`); answer["is_repeat"] != false {
+		t.Errorf("a Settle in the region of the reservation: %v; want is_repeat false", answer)
+	}
+	if n := eu.left(check, "search.minute"); n != 3 {
+		t.Errorf("after a Settle in the region of the reservation, %d units are left; want 3", n)
+	}
+	// An id without a region is from before the regions had names.
+	old := none.reserve(`{"check":` + check + `}`)
+	if answer := us.call("/v1/settle", `{"id":"`+old+`","actual":0}`); answer["is_repeat"] != false {
+		t.Errorf("a Settle of a reservation without a region: %v; want is_repeat false", answer)
+	}
+}
+
 // The store remembers a Settle for about the ttl of its reservation. So a Reserve with another ttl
 // is not a repeat, and makes another reservation.
 func TestReserveWithAnotherTTLIsNotARepeat(t *testing.T) {

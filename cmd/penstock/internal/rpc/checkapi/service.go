@@ -40,6 +40,10 @@ type Options struct {
 	// bytes. Default: a random secret.
 	Secret []byte
 
+	// Region is the name of the region whose store the Service uses. Services of other regions refuse
+	// its reservations and holds. Default: none, so that any Service with the Secret accepts them.
+	Region string
+
 	// Memory bounds what large calls and batches take. A call for which nothing is left fails with
 	// 503, over gRPC with UNAVAILABLE, before it charges anything. Default: no bound.
 	Memory Memory
@@ -93,7 +97,7 @@ func New(store penstock.Store, controller *admission.Controller, o Options) (*Se
 		secret = []byte(rand.Text())
 	}
 	return &Service{
-		store: store, controller: controller, options: o, tokens: newTokens(o), stated: newStatedLimits(), idCipher: newIDCipher(secret),
+		store: store, controller: controller, options: o, tokens: newTokens(o), stated: newStatedLimits(), idCipher: newIDCipher(secret, o.Region),
 		parallel: new(atomic.Int64),
 	}, nil
 }

@@ -28,6 +28,7 @@ func (s *service) openCheck() error {
 		OperatorToken:     s.Settings.OperatorToken,
 		AllowStatedLimits: s.Settings.AllowStatedLimits,
 		Secret:            s.sharedSecret,
+		Region:            s.Settings.Region,
 		Memory:            s.memory,
 	}
 	if s.Settings.API != "" {

@@ -192,6 +192,24 @@ func TestInstancesShareReservations(t *testing.T) {
 	}
 }
 
+// Regions have the same tokens, so each can read the ids of the others.
+func TestReservationsAreSettledInTheirRegion(t *testing.T) {
+	in := func(region string) *testService {
+		return startBeside(t, nil, limitedBy(t, checkPolicy, map[string]string{
+			"api": "127.0.0.1:0", "caller-token": testCallerToken, "operator-token": testOperatorToken, "region": region, "store": redistest.Start(t).URL(),
+		}))
+	}
+	eu, us := in("eu"), in("us")
+	id, _ := callCheckAPI(t, eu, testCallerToken, "/v1/reserve", `{"check":{"rule":"tokens","key":"user:1","cost":60}}`).fields["id"].(string)
+	settle := `{"id":"` + id + `","actual":0}`
+	if answer := callCheckAPI(t, us, testCallerToken, "/v1/settle", settle); answer.status != 409 || !strings.Contains(answer.text, "send the call to region eu") {
+		t.Errorf("settle in another region returned %d %s; want 409, and the region to call", answer.status, answer.text)
+	}
+	if answer := callCheckAPI(t, eu, testCallerToken, "/v1/settle", settle); answer.text != `{"is_repeat":false}`+"\n" {
+		t.Errorf("settle in the region of the reservation returned %d %s; want no repeat", answer.status, answer.text)
+	}
+}
+
 // The check API responds as docs/failure-modes.md describes while Redis is killed or paused, and
 // after Redis is up again.
 func TestCheckAPIFallsBackWithoutRedis(t *testing.T) {
