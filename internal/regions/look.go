@@ -17,25 +17,57 @@ type Look struct {
 	Peers  []string // the other regions that they know
 	Mark   string   // a hash of their secret; other secrets have other marks
 
-	// Contact is how long ago both regions knew all that the other had granted, by the names of Peers.
-	// It is negative if they never did.
-	Contact map[string]time.Duration
+	Contacts map[string]Contact // by the names of Peers
+
+	// Idle is how long no instance has led the exchange: none runs, or none can write to this Redis. It
+	// is 0 while one leads, and negative if none ever did.
+	Idle time.Duration
 
 	// Delay is how long a message to the farthest region takes, by the last answers. 0: not known.
 	Delay time.Duration
+}
+
+// A Contact says how recently a region and another one knew what the other had granted. A time is
+// negative if they never did.
+type Contact struct {
+	Asked   time.Duration // since the region asked for the last full answer that it has merged
+	Visited time.Duration // since the other region had merged all that this one had granted
+}
+
+// Age returns how long ago both regions knew all that the other had granted. It is negative if they
+// never did.
+func (c Contact) Age() time.Duration {
+	if c.Asked < 0 || c.Visited < 0 {
+		return -1
+	}
+	return max(c.Asked, c.Visited)
+}
+
+// IsLost reports whether the regions are out of contact, so that each enforces its share. every is
+// Options.Every of their instances.
+func (c Contact) IsLost(every time.Duration) bool { return isLost(c.Age(), every) }
+
+// HasAnswers reports whether the region got full answers of the other one lately.
+func (c Contact) HasAnswers(every time.Duration) bool { return !isLost(c.Asked, every) }
+
+func isLost(age, every time.Duration) bool {
+	o := Options{Every: every}
+	o.setDefaults()
+	return age < 0 || age > o.Silence
 }
 
 // lookLua replies the time, and what the site says, in six lines. It only reads.
 const lookLua = `#!lua flags=no-writes
 local time = redis.call('TIME')
 local site = redis.call('GET', KEYS[1])
-site = site and cmsgpack.unpack(site) or { region = '', mark = '', peers = {} }
+site = site and cmsgpack.unpack(site) or { region = '', mark = '', lease = 0, peers = {} }
 local now, peers, ages, delay = time[1] * 1000000 + time[2], {}, {}, 0
+local function age(at) return string.format('%.0f', at > 0 and at <= now and now - at or -1) end
 for name, p in pairs(site.peers) do
-  local at = math.min(p.asked, p.visited)
-  peers[#peers + 1], ages[#ages + 1], delay = name, string.format('%.0f', at > 0 and math.max(now - at, 0) or -1), math.max(delay, p.delay or 0)
+  peers[#peers + 1], ages[#ages + 1], delay = name, age(p.asked) .. ' ' .. age(p.visited), math.max(delay, p.delay or 0)
 end
-return time[1] .. ' ' .. time[2] .. '\n' .. site.region .. '\n' .. site.mark .. '\n' .. table.concat(peers, ' ') .. '\n' .. table.concat(ages, ' ') .. '\n' .. string.format('%.0f', delay)`
+local idle = site.lease > now and '0' or age(site.lease)
+return time[1] .. ' ' .. time[2] .. '\n' .. site.region .. '\n' .. site.mark .. '\n' .. table.concat(peers, ' ') .. '\n' .. table.concat(ages, ' ') .. '\n' .. string.format('%.0f', delay) .. ' ' .. idle`
 
 // LookAt reads what a region's Redis shows.
 func LookAt(ctx context.Context, s Server) (l Look, err error) {
@@ -44,22 +76,22 @@ func LookAt(ctx context.Context, s Server) (l Look, err error) {
 		return l, err
 	}
 	lines := strings.Split(reply, "\n")
-	var seconds, micros, delay int64
+	var seconds, micros, delay, idle int64
 	if len(lines) == 6 {
-		_, err = fmt.Sscan(lines[0]+" "+lines[5], &seconds, &micros, &delay)
+		_, err = fmt.Sscan(lines[0]+" "+lines[5], &seconds, &micros, &delay, &idle)
 	}
 	if len(lines) != 6 || err != nil {
 		return l, fmt.Errorf("the script of regions replied %.40q; expected six lines", reply)
 	}
 	l = Look{
 		Clock: time.Unix(seconds, micros*1000), Region: lines[1], Mark: lines[2], Peers: strings.Fields(lines[3]),
-		Contact: make(map[string]time.Duration), Delay: time.Duration(delay) * time.Microsecond,
+		Contacts: make(map[string]Contact), Delay: time.Duration(delay) * time.Microsecond, Idle: time.Duration(idle) * time.Microsecond,
 	}
-	for n, age := range strings.Fields(lines[4]) {
-		if n < len(l.Peers) {
-			micros, _ := strconv.ParseInt(age, 10, 64)
-			l.Contact[l.Peers[n]] = time.Duration(micros) * time.Microsecond
-		}
+	ages := strings.Fields(lines[4])
+	for n := range min(len(l.Peers), len(ages)/2) {
+		asked, _ := strconv.ParseInt(ages[2*n], 10, 64)
+		visited, _ := strconv.ParseInt(ages[2*n+1], 10, 64)
+		l.Contacts[l.Peers[n]] = Contact{time.Duration(asked) * time.Microsecond, time.Duration(visited) * time.Microsecond}
 	}
 	return l, nil
 }
@@ -71,8 +103,8 @@ func (l Look) Enforced(plan *penstock.Plan, every time.Duration) *penstock.Plan 
 	if err != nil { // no other region is known
 		return plan
 	}
-	for name, age := range l.Contact {
-		if age >= 0 {
+	for name, c := range l.Contacts {
+		if age := c.Age(); age >= 0 {
 			at := e.o.Now().Add(-age)
 			e.peers[name].contactAt = at
 			e.site.setContact(name, at)

@@ -91,18 +91,12 @@ func isLoginRefused(err error) bool {
 
 // whyUnreached explains why a server cannot be reached, and returns a remedy.
 func (d *doctor) whyUnreached(s *server) (why, remedy string) {
+	if why, remedy = wrongCertificate(s.err); why != "" {
+		return why, remedy
+	}
 	text := shortText(s.err)
 	hasTLS := d.option.TLSConfig != nil
-	var invalidCertificate x509.CertificateInvalidError
-	var otherName x509.HostnameError
-	var unknownAuthority x509.UnknownAuthorityError
 	switch {
-	case errors.As(s.err, &invalidCertificate) && invalidCertificate.Reason == x509.Expired:
-		return "the server's certificate has expired", "install a new certificate on the server"
-	case errors.As(s.err, &otherName):
-		return "the certificate is for another name", "write server_name=NAME into the URL, or use a certificate with the server's name"
-	case errors.As(s.err, &unknownAuthority):
-		return "the certificate's authority is not known here", "write ca=FILE into the URL"
 	case isLoginRefused(s.err):
 		return "the user or the password is wrong", d.correctLogin(s)
 	case strings.Contains(text, "max number of clients"):
@@ -120,6 +114,23 @@ func (d *doctor) whyUnreached(s *server) (why, remedy string) {
 		return "the port may not expect TLS", "try redis:// instead of rediss://"
 	}
 	return "while the server cannot be reached, limits use on_failure", "check the address and the firewall, and whether the server runs: " + d.cli(s, "PING")
+}
+
+// wrongCertificate explains why a server's certificate is refused, and returns a remedy. They are ""
+// if the error has another reason.
+func wrongCertificate(err error) (why, remedy string) {
+	var invalidCertificate x509.CertificateInvalidError
+	var otherName x509.HostnameError
+	var unknownAuthority x509.UnknownAuthorityError
+	switch {
+	case errors.As(err, &invalidCertificate) && invalidCertificate.Reason == x509.Expired:
+		return "the server's certificate has expired", "install a new certificate on the server"
+	case errors.As(err, &otherName):
+		return "the certificate is for another name", "write server_name=NAME into the URL, or use a certificate with the server's name"
+	case errors.As(err, &unknownAuthority):
+		return "the certificate's authority is not known here", "write ca=FILE into the URL"
+	}
+	return "", ""
 }
 
 // correctLogin returns the remedy for a login that a server refuses. It has no command, because

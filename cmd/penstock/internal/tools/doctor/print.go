@@ -10,7 +10,8 @@ import (
 )
 
 // Print writes the report as text: a line for each check, followed by the consequence and the
-// remedy. Checks that are ok on several servers share a line.
+// remedy. Checks that are ok on several servers share a line. Those of regions do not, because each
+// line names its region.
 func (r *Report) Print(out io.Writer) error {
 	var b strings.Builder
 	printable.Fprintf(&b, "store %s (%s), keys %s…\n\n", r.Store, kinds[r.Kind], r.Prefix)
@@ -48,12 +49,12 @@ func (r *Report) printChecks(b *strings.Builder, name string) {
 			good = append(good, c)
 		}
 	}
-	if len(good) > 0 {
-		text := good[0].Summary
-		if len(good) > 1 {
-			text = fmt.Sprintf("%s; the same on %d more", text, len(good)-1)
-		}
-		printable.Fprintf(b, "%-8s %-12s %s\n", OK, name, text)
+	if len(good) > 1 && name != "regions" {
+		good[0].Summary = fmt.Sprintf("%s; the same on %d more", good[0].Summary, len(good)-1)
+		good = good[:1]
+	}
+	for _, c := range good {
+		printable.Fprintf(b, "%-8s %-12s %s\n", OK, name, c.Summary)
 	}
 	hasManyServers := len(r.servers()) > 1
 	for _, c := range r.Checks {

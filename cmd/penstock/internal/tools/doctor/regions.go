@@ -32,10 +32,10 @@ func (d *doctor) checkRegions(ctx context.Context, own *redisstore.Store) {
 			Why: "two regions have one store, or one name: their limits are not exchanged", Remedy: "give each region a store of its own, and one name"})
 	}
 	for _, region := range slices.Sorted(maps.Keys(d.Peers)) {
-		c := Check{Name: name, Server: region, Status: OK, Summary: "it is reached, and knows this region"}
+		c := Check{Name: name, Server: region, Status: OK, Summary: "region " + region + " is reached, and knows this region"}
 		store, err := redisstore.Open(d.Peers[region], d.Keys)
 		if err != nil {
-			c.Status, c.Summary = Failed, shortText(err)
+			c.Status, c.Summary = Failed, "region "+region+": "+shortText(err)
 			d.add(c)
 			continue
 		}
@@ -55,17 +55,16 @@ func look(ctx context.Context, store *redisstore.Store) (l regions.Look, clock o
 	return l, offset{by: l.Clock.Sub(sent.Add(trip / 2)), margin: trip / 2, isKnown: true}, err
 }
 
-// longestContact is the age from which on a contact is lost, unless regions exchange seldom.
-const longestContact = 15 * time.Second
-
 // judgeRegion sets the check of another region. own is what the store of this one shows, and here
 // is its clock.
 func (d *doctor) judgeRegion(ctx context.Context, c *Check, store *redisstore.Store, own regions.Look, here offset) {
 	const noContact = "this region and that one have their shares of limits with across only"
+	region := "region " + c.Server
 	d.commands.Add(2)
 	there, clock, err := look(ctx, store)
 	if err != nil {
-		c.Status, c.Summary, c.Why, c.Remedy = Failed, "it gives no answer: "+shortText(err), noContact, "correct region_peers, or let this network reach the store"
+		c.Status, c.Why = Failed, noContact
+		c.Summary, c.Remedy = whyRegionUnreached(c.Server, err)
 		return
 	}
 	rights := redisrights.CheckScript(redisops.Rights(redisrights.Options{}))
@@ -75,29 +74,74 @@ func (d *doctor) judgeRegion(ctx context.Context, c *Check, store *redisstore.St
 	apart, margin := clock.by-here.by, clock.margin+here.margin
 	c.Facts = map[string]any{"offset_us": apart.Microseconds(), "error_us": margin.Microseconds()}
 	switch {
-	case err != nil || missing != "":
-		c.Status, c.Summary, c.Why = Failed, "the user lacks rights there: "+missing, noContact
-		c.Remedy = "give the user the rights that penstock acl prints"
+	case err != nil:
+		c.Status, c.Why = Failed, noContact
+		c.Summary, c.Remedy = whyRegionUnreached(c.Server, err)
+	case missing != "":
+		c.Status, c.Summary, c.Why = Failed, "the user in region_peers lacks rights in the store of "+region+": "+missing, noContact
+		c.Remedy = "in " + region + ", give the user the rights that penstock acl prints"
 	case there.Region == "":
-		c.Status, c.Summary, c.Why = Warning, "no instance there has used the store with a region yet", noContact
-		c.Remedy = "set region and region_peers there too, and the same prefix"
+		c.Status, c.Summary, c.Why = Warning, "no instance of "+region+" has used its store with a region yet", noContact
+		c.Remedy = "in " + region + ", set region and region_peers too, and the same prefix"
 	case there.Region != c.Server:
-		c.Status, c.Summary, c.Why = Failed, "its store belongs to region "+there.Region, noContact
+		c.Status, c.Summary, c.Why = Failed, "the store of "+region+" in region_peers belongs to region "+there.Region, noContact
 		c.Remedy = "correct region_peers: each region has one name and a store of its own"
 	case !slices.Contains(there.Peers, d.Region):
-		c.Status, c.Summary, c.Why = Failed, fmt.Sprintf("it does not know region %s, only %s", d.Region, strings.Join(there.Peers, ", ")), noContact
-		c.Remedy = "write this region into region_peers there"
+		c.Status, c.Summary, c.Why = Failed, fmt.Sprintf("%s does not know region %s, only %s", region, d.Region, strings.Join(there.Peers, ", ")), noContact
+		c.Remedy = "in " + region + ", write region " + d.Region + " into region_peers"
 	case there.Mark != regions.MarkOf(d.Keys.Secret):
-		c.Status, c.Summary, c.Why = Failed, "it has another key_hash_secret", noContact
+		c.Status, c.Summary, c.Why = Failed, region+" has another key_hash_secret", noContact
 		c.Remedy = "give all regions the same secret; after a change, the other one counts until its instances have stopped for a minute"
-	case own.Region != "" && (own.Contact[c.Server] < 0 || own.Contact[c.Server] > max(longestContact, 5*d.Interval)):
-		c.Status, c.Summary, c.Why = Warning, "there is no contact now, though it is reached and knows this region", noContact
-		if own.Contact[c.Server] > 0 {
-			c.Summary = fmt.Sprintf("there has been no contact for %v, though it is reached and knows this region", rounded(own.Contact[c.Server]))
+	case own.Region != "" && own.Contacts[c.Server].IsLost(d.Interval):
+		c.Status, c.Why = Warning, noContact
+		reason := ""
+		reason, c.Remedy = d.whyOutOfContact(c.Server, own, there)
+		c.Summary = "there was never contact with " + region + ": " + reason
+		if age := own.Contacts[c.Server].Age(); age >= 0 {
+			c.Summary = fmt.Sprintf("there has been no contact with %s for %v: %s", region, rounded(age), reason)
+			c.Facts["contact_us"] = age.Microseconds()
 		}
-		c.Remedy = "look at the logs of the instances of both regions: an instance there may be down, hang, or not reach this store"
 	case apart.Abs()-margin >= clockFault:
-		c.Status, c.Summary = Warning, fmt.Sprintf("its clock differs by %v", rounded(apart.Abs()))
+		c.Status, c.Summary = Warning, fmt.Sprintf("the clock of %s differs by %v", region, rounded(apart.Abs()))
 		c.Why, c.Remedy = "windows that are aligned to the clock end at different times, so regions may admit one window more", "synchronize the servers' clocks, by chrony or another NTP client"
 	}
+}
+
+// whyRegionUnreached says what is wrong with the store of another region, and returns a remedy.
+func whyRegionUnreached(region string, err error) (summary, remedy string) {
+	store, text := "the store of region "+region, shortText(err)
+	if why, remedy := wrongCertificate(err); why != "" {
+		return store + " is not reached: " + why, remedy + ", in region_peers"
+	}
+	switch {
+	case isLoginRefused(err):
+		return store + " refuses the user or the password: " + text, "correct the user or the password of region " + region + " in region_peers"
+	case strings.Contains(text, "NOPERM"):
+		return "the user in region_peers lacks rights in " + store + ": " + text, "in region " + region + ", give the user the rights that penstock acl prints"
+	}
+	return store + " gives no answer: " + text, "see whether this Redis runs, whether its address in region_peers is right, and whether this network may reach it"
+}
+
+// whyOutOfContact returns the probable reason why there is no contact with another region, although
+// its store is reached from here and knows this region. It also returns a remedy.
+func (d *doctor) whyOutOfContact(region string, own, there regions.Look) (reason, remedy string) {
+	for _, side := range []struct {
+		name string
+		look regions.Look
+	}{{d.Region, own}, {region, there}} {
+		if side.look.Idle == 0 {
+			continue
+		}
+		reason = fmt.Sprintf("no instance of region %s has exchanged for %v", side.name, rounded(side.look.Idle))
+		if side.look.Idle < 0 {
+			reason = fmt.Sprintf("no instance of region %s exchanges", side.name)
+		}
+		return reason, fmt.Sprintf("start an instance of region %s; if one runs, its log says why it cannot write to its own store", side.name)
+	}
+	from, to := d.Region, region
+	if own.Contacts[region].HasAnswers(d.Interval) {
+		from, to = region, d.Region
+	}
+	return fmt.Sprintf("the instances of region %s get no full answer from region %s", from, to),
+		fmt.Sprintf("look at the log of the instances of region %s, and run penstock doctor there: they may not reach the store of region %s", from, to)
 }
