@@ -10,10 +10,9 @@ import (
 	"github.com/penstock/penstock/internal/wording"
 )
 
-// A Setup says which regions exchange, for the bound of their limits. The zero value means that
-// there is one region.
+// A Setup says which regions exchange, for the bound of their limits.
 type Setup struct {
-	Count int           // of the regions
+	Count int           // of the regions; 0: not known
 	Every time.Duration // see Options
 	Delay time.Duration // of a message between two regions
 }
@@ -23,7 +22,10 @@ type Setup struct {
 // limit of its own.
 func (s Setup) Bound(plan *penstock.Plan) (over int64, text string) {
 	switch isAcross := IsAcross(plan); {
-	case isAcross && s.Count < 2:
+	case isAcross && s.Count == 0:
+		return math.MaxInt64, "not known here, because nothing says how many regions there are; " +
+			"set PENSTOCK_REGION and PENSTOCK_REGION_PEERS as for the instances, or write region and region_peers into the section server of the file"
+	case isAcross && s.Count == 1:
 		return 0, "no more: there is one region; with region_peers, all regions together have the limit"
 	case isAcross:
 		usual, most := Options{Every: s.Every}.RedisLag(s.Delay)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -270,7 +271,8 @@ func TestBoundOfAllRegions(t *testing.T) {
 	}{
 		{plan(t, "1000/s, burst 1000", across(penstock.TokenBucket)), three, 2*(1000+4540+1) + (4540+3)/3, "5596 units more than the limit in 3 regions together, or 12596 when links fail: what the others grant within 1.54s, or 4.54s, if a message takes 80ms"},
 		{plan(t, "1000/h", across(penstock.FixedWindow)), three, 2000, "2000 units more"},
-		{plan(t, "1000/h", across(penstock.TokenBucket)), Setup{}, 0, "there is one region"},
+		{plan(t, "1000/h", across(penstock.TokenBucket)), Setup{Count: 1}, 0, "there is one region"},
+		{plan(t, "1000/h", across(penstock.TokenBucket)), Setup{}, math.MaxInt64, "set PENSTOCK_REGION and PENSTOCK_REGION_PEERS"},
 	} {
 		if over, text := c.setup.Bound(c.limit); over != c.over || !strings.Contains(text, c.text) {
 			t.Errorf("%v: %d more: %s; want %d: %s", c.limit, over, text, c.over, c.text)

@@ -154,7 +154,7 @@ func (e *explainCommand) policy(c *cobra.Command) (p *policyfile.Policy, s setti
 		Flags:   changed(c, map[string]*string{"config": &e.config, "prefix": &e.prefix, "min-instances": &e.instances}),
 		Environ: os.Environ(),
 		File:    policyLoader(&p, e.algorithms),
-		Only:    []string{"prefix", "key-hash-secret", "min-instances", "region-peers", "region-interval", "region-delay"},
+		Only:    []string{"prefix", "key-hash-secret", "min-instances", "region", "region-peers", "region-interval", "region-delay"},
 	})
 	if err == nil && p == nil {
 		const hasTraffic = false

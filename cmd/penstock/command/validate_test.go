@@ -232,6 +232,43 @@ func TestPoliciesOfExamplesAreStrict(t *testing.T) {
 	}
 }
 
+// Without settings of regions, nothing says how many there are, and so how much they admit.
+func TestBoundOfUnknownRegionsIsNotStated(t *testing.T) {
+	write := func(server string) string {
+		file := filepath.Join(t.TempDir(), "policy.yaml")
+		text := "rules:\n  - {name: all, per: global, limits: [{rate: 100/day, across: exchange}]}\n" + server
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	const unknown = "set PENSTOCK_REGION and PENSTOCK_REGION_PEERS as for the instances"
+	for name, c := range map[string]struct {
+		server, region, peers string
+		want                  string
+	}{
+		"nothing set":        {want: unknown},
+		"one by a variable":  {region: "eu", want: "there is one region"},
+		"one in the file":    {server: "server: {region: eu}\n", want: "there is one region"},
+		"two by variables":   {region: "eu", peers: "us=redis://us:6379", want: "in 2 regions together"},
+		"two in the file":    {server: "server: {region: eu, region_peers: 'us=redis://us:6379'}\n", want: "in 2 regions together"},
+		"an invalid setting": {region: "eu", peers: "us", want: unknown},
+	} {
+		t.Setenv("PENSTOCK_REGION", c.region)
+		t.Setenv("PENSTOCK_REGION_PEERS", c.peers)
+		file := write(c.server)
+		if code, out, _ := command("validate", "-v", file); code != exitOK || !strings.Contains(strings.Join(strings.Fields(out), " "), c.want) {
+			t.Errorf("%s: validate -v: exit status %d, %s; want that the bound says %q", name, code, out, c.want)
+		}
+		if c.peers == "us" { // explain refuses it
+			continue
+		}
+		if _, out, err := command("explain", "--config", file, "/"); !strings.Contains(strings.Join(strings.Fields(out), " "), c.want) {
+			t.Errorf("%s: explain: %s%s; want that the bound says %q", name, out, err, c.want)
+		}
+	}
+}
+
 // serve refuses a limit with fewer units than regions. validate refuses it too if a variable or the
 // file says which regions there are.
 func TestLimitsWithoutASharePerRegionAreNotValid(t *testing.T) {

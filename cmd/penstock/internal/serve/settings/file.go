@@ -1,14 +1,15 @@
 package settings
 
 import (
-	"cmp"
 	_ "embed"
+	"os"
 	"strings"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/internal/fieldvalues"
+	"github.com/penstock/penstock/internal/regions"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/policy/policyfile"
 )
@@ -66,22 +67,25 @@ func (s *Section) Describe(line func(label string, texts ...string)) {
 	}
 }
 
-// RegionBound says how much all regions together admit of a limit, with the settings of the file.
+// RegionBound says how much all regions together admit of a limit, with the settings of the
+// environment and of the file.
 func (s *Section) RegionBound(plan *penstock.Plan) string {
-	_, text := s.settings().Regions().Bound(plan)
+	_, text := s.Regions().Bound(plan)
 	return text
 }
 
-// settings returns the settings that the file has, and the defaults of the others. Values that are
-// invalid are reported elsewhere.
-func (s *Section) settings() *Settings {
-	made, found := new(Settings), s.values()
-	for _, row := range made.rows() {
-		if text := cmp.Or(found[row.Key()], row.Default); text != "" {
-			_ = row.set(text)
-		}
+// Regions returns how the regions exchange, with the settings of the environment and of the file.
+// If one of them is invalid, which is reported elsewhere, the number of regions is not known.
+func (s *Section) Regions() regions.Setup {
+	made, err := Load(Sources{
+		Flags: map[string]string{"config": "-"}, Environ: os.Environ(),
+		File: func(string) (*Section, error) { return s, nil },
+		Only: []string{"region", "region-peers", "region-interval", "region-delay"},
+	})
+	if err != nil {
+		return regions.Setup{}
 	}
-	return made
+	return made.Regions()
 }
 
 // values returns the settings of the Section by key, in the form of flags.

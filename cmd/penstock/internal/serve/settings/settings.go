@@ -224,9 +224,14 @@ func (s *Settings) checkRegions(report func(name, format string, args ...any)) {
 	}
 }
 
-// Regions returns how the regions exchange. There is one if no others are set.
+// Regions returns how the regions exchange. If this one has a name and no others are set, there is
+// one region.
 func (s *Settings) Regions() regions.Setup {
-	return regions.Setup{Count: 1 + len(s.RegionPeers), Every: s.RegionInterval, Delay: s.RegionDelay}
+	setup := regions.Setup{Every: s.RegionInterval, Delay: s.RegionDelay}
+	if s.Region != "" || len(s.RegionPeers) > 0 {
+		setup.Count = 1 + len(s.RegionPeers)
+	}
+	return setup
 }
 
 // checkXDS finds what is missing for a control plane.
