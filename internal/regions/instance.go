@@ -231,6 +231,16 @@ func (o Options) RedisLag(delay time.Duration) (usual, most time.Duration) {
 	return o.Lag(o.flushInterval() + (messages-1)*delay)
 }
 
+// MaxRedisDelay returns the longest delay of a message with which regions on Redis stay in contact.
+// An answer is merged four messages after it was asked for. Only the next question tells the other
+// region so, and it is sent at once then. The question after that arrives five messages later. Until
+// then, the other region knows of an answer that was asked for ten messages before. Its instances
+// read this within a flush, and must read it within Silence.
+func (o Options) MaxRedisDelay() time.Duration {
+	o.setDefaults()
+	return (o.Silence - o.flushInterval()) / (2 * (messages + 1))
+}
+
 func (i *Instance) note(c Counter, units int64, counts time.Duration) {
 	i.mu.Lock()
 	defer i.mu.Unlock()

@@ -214,6 +214,10 @@ func (s *Settings) checkRegions(report func(name, format string, args ...any)) {
 	case s.Store == "":
 		report("region-peers", "the store is memory, which other regions cannot read; write --store")
 	}
+	longest := regions.Options{Every: s.RegionInterval}.MaxRedisDelay()
+	if s.Source("region-delay") != fromDefault && s.RegionDelay > longest {
+		report("region-delay", "with --region-interval %v, regions lose contact if a message takes longer than %v; write a longer --region-interval", s.RegionInterval, longest)
+	}
 	for _, name := range slices.Sorted(maps.Keys(s.RegionPeers)) {
 		switch text := s.RegionPeers[name]; {
 		case name == s.Region:

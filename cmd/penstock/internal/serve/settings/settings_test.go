@@ -297,6 +297,22 @@ func TestSecretsComeFromFilesToo(t *testing.T) {
 	}
 }
 
+// With a longer delay, regions would lose contact again and again.
+func TestDelayOfRegionsIsBounded(t *testing.T) {
+	for _, c := range []struct{ interval, delay, want string }{
+		{"1s", "280ms", ""}, {"1s", "281ms", "if a message takes longer than 280ms"}, {"2s", "281ms", ""}, {"2s", "561ms", "longer than 560ms"},
+		{"200ms", "", ""}, // nobody has said that the delay is that of the default
+	} {
+		flags := map[string]string{"demo": "true", "store": "redis://here:1", "region": "eu", "region-peers": "us=redis://there:1", "region-interval": c.interval}
+		if c.delay != "" {
+			flags["region-delay"] = c.delay
+		}
+		if _, err := load(flags); (err != nil) != (c.want != "") || !strings.Contains(errorText(err), c.want) {
+			t.Errorf("--region-interval %s --region-delay %s: %v; want an error with %q", c.interval, c.delay, err, c.want)
+		}
+	}
+}
+
 // Each secret of this test contains "ter2".
 func TestSecretsAreNeverShown(t *testing.T) {
 	texts := 0

@@ -85,7 +85,8 @@ func (s *Settings) rows() []Row {
 		{Name: "region-interval", Default: "1s", Form: duration(&s.RegionInterval, mustNotBeZero, "1m"),
 			Help: "how often each other region is asked for what it has granted; without an answer for three intervals, each side has its share of the limits"},
 		{Name: "region-delay", Default: "100ms", Form: duration(&s.RegionDelay, canBeZero, "10s"),
-			Help: "how long a message to the farthest region takes at most; it is used only for the bounds that are printed, until the delay is measured"},
+			Help: "how long a message to the farthest region takes at most; it is used only for the bounds that are printed, until the delay is measured. " +
+				"If it is longer than 0.28 × region-interval, the regions lose contact"},
 
 		{Group: "Addresses for callers", Name: "api", Form: callerAddress(&s.API),
 			Help: "address of the check API in JSON, and of forward-auth for other proxies; host:port or unix:/path/of.sock"},

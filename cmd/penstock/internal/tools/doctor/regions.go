@@ -138,6 +138,10 @@ func (d *doctor) whyOutOfContact(region string, own, there regions.Look) (reason
 		}
 		return reason, fmt.Sprintf("start an instance of region %s; if one runs, its log says why it cannot write to its own store", side.name)
 	}
+	longest := regions.Options{Every: d.Interval}.MaxRedisDelay()
+	if delay := max(own.Delay, there.Delay); delay > longest {
+		return fmt.Sprintf("a message takes %v, and may take %v at most", rounded(delay), longest), "write a longer region_interval in all regions"
+	}
 	from, to := d.Region, region
 	if own.Contacts[region].HasAnswers(d.Interval) {
 		from, to = region, d.Region

@@ -157,6 +157,16 @@ func TestOneWayContactOfRegionsIsFound(t *testing.T) {
 	})
 }
 
+func TestLongDelayOfRegionsIsAReason(t *testing.T) {
+	t.Parallel()
+	d := &doctor{Options: Options{Region: "eu"}}
+	for delay, want := range map[time.Duration]string{280 * time.Millisecond: "get no full answer", 300 * time.Millisecond: "a message takes 300ms, and may take 280ms at most"} {
+		if reason, remedy := d.whyOutOfContact("us", regions.Look{Delay: delay}, regions.Look{}); !strings.Contains(reason, want) || remedy == "" {
+			t.Errorf("with a delay of %v, the reason is %q, and the remedy %q; want %q", delay, reason, remedy, want)
+		}
+	}
+}
+
 // Each line about a region names it.
 func TestReportNamesRegions(t *testing.T) {
 	t.Parallel()
