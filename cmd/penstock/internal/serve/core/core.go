@@ -358,9 +358,10 @@ func (c *Core) StoreState() StoreState {
 	return s
 }
 
-// Checks returns the checks of /readyz: the store and the policy.
+// Checks returns the checks of /readyz: the store and the policy, and the other regions if there are
+// some.
 func (c *Core) Checks() []admin.Check {
-	return []admin.Check{
+	checks := []admin.Check{
 		{Name: "store", Run: func(ctx context.Context) (admin.State, string) {
 			if reason := c.health.currentReason(); reason != "" {
 				return admin.Degraded, "degraded: " + reason
@@ -378,4 +379,8 @@ func (c *Core) Checks() []admin.Check {
 			return admin.OK, ""
 		}},
 	}
+	if c.regions.Instance != nil {
+		checks = append(checks, admin.Check{Name: "regions", Run: c.regions.check})
+	}
+	return checks
 }

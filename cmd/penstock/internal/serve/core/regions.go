@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/activity"
+	"github.com/penstock/penstock/cmd/penstock/internal/console/admin"
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/logthrottle"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/batches"
@@ -101,6 +103,21 @@ func (r *regionExchange) contactChanged(region string, isInContact bool) {
 	} else {
 		r.core.Log.Warn("there is no contact with a region: each region has its share of the limits; penstock doctor may say why", "region", region, activity.EventAttribute, string(activity.RegionFails))
 	}
+}
+
+// check is the check of /readyz. An instance without contact to a region stays ready, because it
+// decides with its region's share.
+func (r *regionExchange) check(context.Context) (admin.State, string) {
+	var lost []string
+	for _, s := range r.Statuses() {
+		if !s.IsInContact {
+			lost = append(lost, s.Region)
+		}
+	}
+	if len(lost) == 0 {
+		return admin.OK, ""
+	}
+	return admin.OK, "no contact with " + strings.Join(lost, ", ") + ": each region has its share of the limits"
 }
 
 // checkRules rejects rules that the servers or the regions cannot enforce.

@@ -294,6 +294,9 @@ rules:
 	if state := getAdmin[adminapi.State](r.services["eu"], "state"); len(state.Regions) != 2 || state.Regions[1].Name != "us" || state.Regions[1].IsInContact || !state.Regions[0].IsInContact || state.Regions[1].LagMS <= state.Regions[0].LagMS {
 		t.Errorf("during the cut, the admin API reports the regions %+v; want ap in contact, and us without contact for longer", state.Regions)
 	}
+	if ready := r.services["eu"].mustGet("http://"+r.services["eu"].Admin+"/readyz?verbose", 200); !strings.Contains(ready, "regions no contact with us: each region has its share of the limits\n") {
+		t.Errorf("during the cut, /readyz?verbose is %q; want that there is no contact with us", ready)
+	}
 	for _, path := range []string{"key?key=key:a", "explain?url=/&header=X-Key:new"} {
 		request, err := http.NewRequest("GET", "http://"+r.services["eu"].Admin+"/api/v1/"+path, nil)
 		if err != nil {
