@@ -291,8 +291,8 @@ func (i *Instance) flush(ctx context.Context) error {
 	}
 }
 
-// errDeposed is why an answer was not recorded.
-var errDeposed = errors.New("another instance leads the exchange now")
+// errDeposed is why an answer was not recorded. The question after it gets one that is.
+var errDeposed = errors.New("the exchange has begun anew: another instance leads it now, or this region's Redis has lost its data")
 
 // sync runs syncLua. If this instance is elected, it is the leader for the time leadFor. done is
 // nil if there is no answer to record.

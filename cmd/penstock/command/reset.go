@@ -45,7 +45,7 @@ func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
 			"no policy, but the token of PENSTOCK_OPERATOR_TOKEN or PENSTOCK_OPERATOR_TOKEN_FILE. penstock denials and the log print a\n" +
 			"ref beside each masked key; --ref resets that key.\n\n" +
 			"Running instances may repeat a denial from their caches for deny_cache_ttl (1s by default). They keep the units that they\n" +
-			"have leased.\n\n" +
+			"have leased. Limits with across: exchange are reset in this region only: run reset in each region.\n\n" +
 			"Exit status: 0 reset, 3 nothing was used, 4 the operator token is wrong or missing, 5 the store or the instance gives no answer.",
 		Example: "  penstock reset key:abc --reason support-4711 --store redis://localhost:6379 --config rules.yaml\n" +
 			"  penstock reset ip:192.0.2.1 --rule login --reason 'wrong password manager' --yes",
@@ -175,7 +175,7 @@ func (r *resetCommand) run(c *cobra.Command, k *keyStore) error {
 		return err
 	}
 	now, _ := k.read(c.Context()) // a failure does not undo the reset
-	return r.print(c.OutOrStdout(), newResetReport(k.key, done, k.unread, r.held(k.limits), now), cachesOf(limits))
+	return r.print(c.OutOrStdout(), newResetReport(k.key, done, k.unread, r.held(k.limits), now), textOfCopies(limits))
 }
 
 func whatWasReset(done *keylimits.Reset) string {
@@ -236,9 +236,10 @@ func (r *resetCommand) resetAtInstance(c *cobra.Command, given *storeFlags, want
 	if len(done.Before) == 0 || len(done.Before) != len(done.After) {
 		return instance.errNotTheAPI()
 	}
-	const caches = "Other instances may deny from their caches for up to deny_cache_ttl (1s by default). Leased units stay with the instances.\n"
+	const copies = "Other instances may deny from their caches for up to deny_cache_ttl (1s by default). Leased units stay with the instances. " +
+		"Limits with across were reset in this region only.\n"
 	now, _ := instance.fetchKey(c.Context(), wanted) // a failure does not undo the reset
-	return r.print(c.OutOrStdout(), newResetReport(found.Identity, done, found.Unread, r.held(found.Limits), now), caches)
+	return r.print(c.OutOrStdout(), newResetReport(found.Identity, done, found.Unread, r.held(found.Limits), now), copies)
 }
 
 // storeName returns the URL of the instance's store without its password, as a word of a command
@@ -295,8 +296,8 @@ func (r *resetCommand) errNoSuchLimit(key string, all []keylimits.Limit, unread 
 	return withStatus(exitUsage, fmt.Errorf("no such limit counts under %s; penstock status lists the limits. To reset a limit of requests in flight, name it by --rule and --limit", key))
 }
 
-// print prints what was reset. caches describes what the reset did not clear.
-func (r *resetCommand) print(out io.Writer, report *resetReport, caches string) error {
+// print prints what was reset. copies describes what the reset did not clear.
+func (r *resetCommand) print(out io.Writer, report *resetReport, copies string) error {
 	var text strings.Builder
 	for i, l := range report.Before {
 		if slices.Contains(report.Reset.Reset, l.Name()) {
@@ -307,7 +308,7 @@ func (r *resetCommand) print(out io.Writer, report *resetReport, caches string) 
 			text.WriteString("\n")
 		}
 	}
-	text.WriteString(caches)
+	text.WriteString(copies)
 	if len(report.Reset.Reset) == 0 {
 		text.Reset()
 		if len(report.Held) == 0 {
@@ -339,18 +340,22 @@ func (r *resetCommand) print(out io.Writer, report *resetReport, caches string) 
 	return err
 }
 
-// cachesOf describes the cached denials and leased units that instances keep after a reset.
-func cachesOf(limits []keylimits.Limit) (text string) {
-	denyCacheTTL, hasLease := time.Duration(0), false
+// textOfCopies describes what is kept after a reset: the cached denials and leased units of
+// instances, and what other regions know of a limit across regions.
+func textOfCopies(limits []keylimits.Limit) (text string) {
+	denyCacheTTL, hasLease, isAcross := time.Duration(0), false, false
 	for _, l := range limits {
 		denyCacheTTL = max(denyCacheTTL, l.DenyCacheTTL())
-		hasLease = hasLease || l.HasLease()
+		hasLease, isAcross = hasLease || l.HasLease(), isAcross || l.IsAcross()
 	}
 	if denyCacheTTL > 0 {
 		text = fmt.Sprintf("Running instances may deny from their caches for up to %v more.\n", denyCacheTTL)
 	}
 	if hasLease {
 		text += "Units that instances have leased stay with them.\n"
+	}
+	if isAcross {
+		text += "Limits with across were reset in this region only. What other regions have granted counts again in some seconds, so run reset in each of them.\n"
 	}
 	return text
 }

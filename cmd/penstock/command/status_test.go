@@ -249,6 +249,22 @@ rules:
 	}
 }
 
+// Other regions know what was granted here, and report it again after a reset.
+func TestResetHoldsInOneRegion(t *testing.T) {
+	const policy = "rules: [{name: busy, match: {path: /busy}, per: {key: header X-Key}, limits: [{rate: 60/h, across: exchange}]}, " +
+		"{name: alone, match: {path: /alone}, per: {other: header X-Key}, limits: [{rate: 60/h}]}]"
+	f := &statusFixture{args: []string{"--store", redistest.Start(t).URL(), "--config", writeFile(t, "rules.yaml", policy)}}
+	f.process = startProcess(t, append(f.args, "--region", "eu")...)
+	f.request(t, "/busy", "abc")
+	f.request(t, "/alone", "abc")
+	for key, isAcross := range map[string]bool{"key:abc": true, "other:abc": false} {
+		code, out, errors := f.run("reset", key, "--reason", "r", "--yes")
+		if code != exitOK || !strings.Contains(out, "was reset: 1 used before") || strings.Contains(out, "in this region only") != isAcross {
+			t.Errorf("reset of %s: exit status %d, %s%s; want that it holds in this region only: %v", key, code, out, errors, isAcross)
+		}
+	}
+}
+
 // checkAudit checks the audit line: for each limit its name, and the used units before and after.
 // It returns the ref.
 func checkAudit(t *testing.T, text string, want ...string) string {

@@ -14,6 +14,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyrls"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/policy/describe"
+	"github.com/penstock/penstock/internal/regions"
 	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/policy"
@@ -424,6 +425,9 @@ func (l *Limit) DenyCacheTTL() time.Duration {
 
 // HasLease reports whether instances may hold leased units of the limit. A reset keeps them.
 func (l *Limit) HasLease() bool { return l.guard.Lease > 0 }
+
+// IsAcross reports whether the limit is across regions. A reset clears it in one region.
+func (l *Limit) IsAcross() bool { return regions.IsAcross(l.plan) }
 
 // Milliseconds returns d in milliseconds, rounded up. penstock.Never becomes -1.
 func Milliseconds(d time.Duration) int64 {
