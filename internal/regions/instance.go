@@ -232,10 +232,11 @@ func (o Options) RedisLag(delay time.Duration) (usual, most time.Duration) {
 }
 
 // MaxRedisDelay returns the longest delay of a message with which regions on Redis stay in contact.
-// An answer is merged four messages after it was asked for. Only the next question tells the other
-// region so, and it is sent at once then. The question after that arrives five messages later. Until
-// then, the other region knows of an answer that was asked for ten messages before. Its instances
-// read this within a flush, and must read it within Silence.
+// An answer is merged four messages after it was asked for, and with long delays, the next question
+// follows immediately. It tells the other region of the merged answer. The question after that
+// arrives nine messages after the answer was asked for. Until then, the other region knows of no
+// newer answer. It takes this one to be older by a message, because it converts the time from
+// another clock. Its instances read it within a flush, and it must not be older than Silence.
 func (o Options) MaxRedisDelay() time.Duration {
 	o.setDefaults()
 	return (o.Silence - o.flushInterval()) / (2 * (messages + 1))

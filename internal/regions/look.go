@@ -19,8 +19,8 @@ type Look struct {
 
 	Contacts map[string]Contact // by the names of Peers
 
-	// Idle is how long no instance has led the exchange: none runs, or none can write to this Redis. It
-	// is 0 while one leads, and negative if none ever did.
+	// Idle is how long no instance has led the exchange: none runs, or none can write to this Redis.
+	// It is 0 while one leads, and negative if none ever did.
 	Idle time.Duration
 
 	// Delay is how long a message to the farthest region takes, by the last answers. 0: not known.

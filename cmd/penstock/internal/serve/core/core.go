@@ -358,8 +358,8 @@ func (c *Core) StoreState() StoreState {
 	return s
 }
 
-// Checks returns the checks of /readyz: the store and the policy, and the other regions if there are
-// some.
+// Checks returns the checks of /readyz: the store and the policy, and the other regions if there
+// are some.
 func (c *Core) Checks() []admin.Check {
 	checks := []admin.Check{
 		{Name: "store", Run: func(ctx context.Context) (admin.State, string) {

@@ -116,8 +116,8 @@ func (d *doctor) whyUnreached(s *server) (why, remedy string) {
 	return "while the server cannot be reached, limits use on_failure", "check the address and the firewall, and whether the server runs: " + d.cli(s, "PING")
 }
 
-// wrongCertificate explains why a server's certificate is refused, and returns a remedy. They are ""
-// if the error has another reason.
+// wrongCertificate explains why a server's certificate is refused, and returns a remedy. They are
+// "" if the error has another reason.
 func wrongCertificate(err error) (why, remedy string) {
 	var invalidCertificate x509.CertificateInvalidError
 	var otherName x509.HostnameError
