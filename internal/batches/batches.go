@@ -45,7 +45,7 @@ type single struct {
 	list  [1]*Batch
 }
 
-var singles = sync.Pool{New: func() any {
+var singlePool = sync.Pool{New: func() any {
 	s := new(single)
 	s.list[0] = &s.batch
 	return s
@@ -53,7 +53,7 @@ var singles = sync.Pool{New: func() any {
 
 // Decide implements penstock.Store.
 func (f Func) Decide(ctx context.Context, charges []penstock.Charge) (d penstock.Decision, err error) {
-	s := singles.Get().(*single)
+	s := singlePool.Get().(*single)
 	b := &s.batch
 	b.Charges = charges
 	f(ctx, s.list[:])
@@ -61,7 +61,7 @@ func (f Func) Decide(ctx context.Context, charges []penstock.Charge) (d penstock
 		d = b.Decision
 	}
 	b.Charges, b.Err, b.Cause = nil, nil, nil
-	singles.Put(s)
+	singlePool.Put(s)
 	return d, err
 }
 
@@ -110,39 +110,40 @@ func Find(store penstock.Store) Func {
 	return nil
 }
 
-// Apart returns a Func for lists of several batches. It decides some batches alone: those for which
-// isApart returns true, each by a call of alone. It passes the others to together as one list.
-func Apart(isApart func(*Batch) bool, alone, together Func) Func {
+// Apart returns a Func for lists of several batches. If isSingle returns true for a batch, a call
+// of decideOne decides that batch alone. One call of decideList decides all other batches as a
+// list.
+func Apart(isSingle func(*Batch) bool, decideOne, decideList Func) Func {
 	return func(ctx context.Context, list []*Batch) {
-		first := slices.IndexFunc(list, isApart)
+		first := slices.IndexFunc(list, isSingle)
 		if first < 0 {
-			together(ctx, list)
+			decideList(ctx, list)
 			return
 		}
-		apart, others := []*Batch{list[first]}, slices.Clone(list[:first])
+		singles, rest := []*Batch{list[first]}, slices.Clone(list[:first])
 		for _, b := range list[first+1:] {
-			if isApart(b) {
-				apart = append(apart, b)
+			if isSingle(b) {
+				singles = append(singles, b)
 			} else {
-				others = append(others, b)
+				rest = append(rest, b)
 			}
 		}
-		Divide(ctx, alone, apart, together, others)
+		Divide(ctx, decideOne, singles, decideList, rest)
 	}
 }
 
-// Divide decides two lists at the same time: the batches of apart each by a call of alone, and
-// those of others as one list.
-func Divide(ctx context.Context, alone Func, apart []*Batch, together Func, others []*Batch) {
-	if len(apart) > 0 {
+// Divide decides two lists at the same time. Each batch of singles is decided by a call of
+// decideOne. All batches of rest are decided by one call of decideList.
+func Divide(ctx context.Context, decideOne Func, singles []*Batch, decideList Func, rest []*Batch) {
+	if len(singles) > 0 {
 		var done sync.WaitGroup
 		defer done.Wait()
-		for i := range apart {
-			done.Go(func() { Try(ctx, alone, apart[i:i+1]) })
+		for i := range singles {
+			done.Go(func() { Try(ctx, decideOne, singles[i:i+1]) })
 		}
 	}
-	if len(others) > 0 {
-		together(ctx, others)
+	if len(rest) > 0 {
+		decideList(ctx, rest)
 	}
 }
 
