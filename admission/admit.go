@@ -151,7 +151,7 @@ func (a *Admission) admit(r *Request) (Outcome, error) {
 // admitCharges decides the charges of the Evaluation. err is the error of the Evaluation. If the
 // turn of the request comes later, admitCharges waits for the turn.
 func (a *Admission) admitCharges(err error) (Outcome, error) {
-	if outcome, err, isDecided := a.decideUncharged(err); isDecided {
+	if outcome, err, isDecided := a.decideWithoutCharging(err); isDecided {
 		return outcome, err
 	}
 	a.shadows = a.beginShadows()
@@ -162,15 +162,17 @@ func (a *Admission) admitCharges(err error) (Outcome, error) {
 	return a.decide(a.shadows)
 }
 
-func (a *Admission) setCharges(r *ExplicitCharges) error {
+// evaluateCharges sets the Evaluation of charges that the caller states. It returns an error if the
+// charges or their limits are invalid.
+func (a *Admission) evaluateCharges(r *ExplicitCharges) error {
 	a.denyIf = r.DenyIf
 	return a.options.Rules.EvaluateCharges(r.Charges, r.Limits, r.Shadows, &a.evaluation)
 }
 
-// decideUncharged decides the requests that charge nothing: those that are rejected or admitted
-// without the store, and peeks. For other requests isDecided is false, and their charges are ready
-// for the store. err is the error of the Evaluation.
-func (a *Admission) decideUncharged(err error) (outcome Outcome, _ error, isDecided bool) {
+// decideWithoutCharging decides the requests that charge nothing: those that are rejected or
+// admitted without the store, and peeks. For other requests isDecided is false, and their charges
+// are ready for the store. err is the error of the Evaluation.
+func (a *Admission) decideWithoutCharging(err error) (outcome Outcome, _ error, isDecided bool) {
 	v := &a.evaluation
 	if err != nil {
 		outcome, err = a.rejectMalformed(err)

@@ -84,7 +84,8 @@ func New(store penstock.Store, rules policy.RuleSource, o Options) (*Controller,
 		c.now = o.Now
 	}
 	c.scratches.New = func() any { return new(scratch) }
-	// Guards have a fallback, and a store in memory needs none. Only their errors are left.
+	// Guards have a fallback, and a store in memory needs none. withLastResort decides the batches for
+	// which these stores return an error.
 	if _, isMemory := store.(*memstore.Store); isMemory || settings != nil {
 		c.store = c.withLastResort(store)
 	} else {
@@ -102,7 +103,8 @@ func limitUnknownToGuards(rules *policy.Rules, settings func(*penstock.Plan) gua
 			if s.OnFailure == guard.FailLocal { // the usual default
 				s.OnFailure = guard.FailDefault
 			}
-			if !l.Shadow && s != (guard.Settings{}) && settings(l.Variants[0]) == (guard.Settings{}) {
+			firstTier := l.Variants[0] // the guards treat all tiers of a limit alike
+			if !l.Shadow && s != (guard.Settings{}) && settings(firstTier) == (guard.Settings{}) {
 				return rule.Name + "." + l.Name
 			}
 		}
@@ -254,7 +256,8 @@ func (c *Controller) Admit(ctx context.Context, r Request) (*Admission, Outcome,
 // this way, the outcome is Malformed.
 func (c *Controller) AdmitRule(ctx context.Context, r RuleCall) (*Admission, Outcome, error) {
 	a := c.begin(ctx, r.RequestOptions)
-	outcome, err := a.admitCharges(a.options.Rules.EvaluateRule(r.Rule, r.Key, r.Cost, r.CanEnd, &a.evaluation))
+	err := a.options.Rules.EvaluateRule(r.Rule, r.Key, r.Cost, r.CanEnd, &a.evaluation)
+	outcome, err := a.admitCharges(err)
 	return a, a.end(outcome), err
 }
 
@@ -262,7 +265,8 @@ func (c *Controller) AdmitRule(ctx context.Context, r RuleCall) (*Admission, Out
 // or their limits are invalid, the outcome is Malformed.
 func (c *Controller) AdmitCharges(ctx context.Context, r ExplicitCharges) (*Admission, Outcome, error) {
 	a := c.begin(ctx, r.RequestOptions)
-	outcome, err := a.admitCharges(a.setCharges(&r))
+	err := a.evaluateCharges(&r)
+	outcome, err := a.admitCharges(err)
 	return a, a.end(outcome), err
 }
 

@@ -29,7 +29,8 @@ func (c *Controller) AdmitMany(ctx context.Context, list []*BatchItem) {
 		}
 		a := c.begin(ctx, item.Charges.RequestOptions)
 		item.Admission = a
-		outcome, err, isDecided := a.decideUncharged(a.setCharges(&item.Charges))
+		err := a.evaluateCharges(&item.Charges)
+		outcome, err, isDecided := a.decideWithoutCharging(err)
 		switch {
 		case isDecided:
 			item.Outcome, item.Err = a.end(outcome), err
