@@ -60,11 +60,11 @@ type Report struct {
 	Denied429    int64           `json:"status_429"` // requests that the log says were denied
 	Policy       *Result         `json:"policy"`
 	Old          *Result         `json:"old_policy,omitempty"`
-	OnlyOld      int64           `json:"denied_only_by_old_policy,omitempty"` // requests
-	OnlyNew      int64           `json:"denied_only_by_policy,omitempty"`
-	Differences  []Difference    `json:"differences,omitempty"` // the identities with the most of these requests
-	NeedsHeaders []Need          `json:"needs_headers"`         // that no line has
-	Undecided    []Need          `json:"undecided"`             // limits that need a duration or a status, which no line has
+	OnlyOld      int64           `json:"denied_only_by_old_policy,omitempty"` // requests that only the old policy denied
+	OnlyNew      int64           `json:"denied_only_by_policy,omitempty"`     // requests that the old policy did not deny
+	Differences  []Difference    `json:"differences,omitempty"`               // the identities with the most requests that only one policy denied
+	NeedsHeaders []Need          `json:"needs_headers"`                       // that no line has
+	Undecided    []Need          `json:"undecided"`                           // limits that need a duration or a status, which no line has
 
 	// WithoutAddress is how many requests have no address in the log. They count as those of one
 	// client.
@@ -92,7 +92,7 @@ type Result struct {
 	Requests int64            `json:"requests"` // without retries
 	Outcomes map[string]int64 `json:"outcomes"` // of the first tries
 	Retries  int64            `json:"retries"`
-	Later    int64            `json:"admitted_by_retry"` // requests that were denied at first
+	Later    int64            `json:"admitted_by_retry"` // denied requests that a retry admitted
 	Denied   int64            `json:"denied"`            // first tries
 
 	// DeniedIfSpread is Denied if each client spread its requests over the second of their time stamp.
@@ -143,7 +143,7 @@ type Identity struct {
 	Requests int64     `json:"requests"`
 	Denied   int64     `json:"denied"`
 	First    time.Time `json:"first_denied,omitzero"`
-	Longest  float64   `json:"longest_denied"` // seconds from a denial to the last one before the next grant
+	Longest  float64   `json:"longest_denied"` // the longest series of denials without a grant, in seconds
 
 	since time.Time // the first denial after the last grant
 }
@@ -162,7 +162,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		}
 		r.tallies = append(r.tallies, t)
 	}
-	if r.spread, err = newGate(o.Rules); err != nil {
+	if r.spreadDecider, err = newDecider(o.Rules); err != nil {
 		return nil, err
 	}
 	for {
@@ -175,27 +175,28 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		}
 		r.add(e)
 	}
-	r.sendSecond()
+	r.decideSpread()
 	return r.report(), nil
 }
 
 // A replayer runs one replay.
 type replayer struct {
 	options   Options
-	tallies   []*tally // of the policy, and of the old one
-	denied429 int64
-	noAddress int64
-	headers   map[string]bool // that requests had
+	tallies   []*tally        // of the policy, and of the old one
+	denied429 int64           // requests to which the service answered 429, by the log
+	noAddress int64           // requests without an address
+	headers   map[string]bool // the names of the headers that requests had
 	rejected  int64           // entries whose target is no path
-	onlyOld   int64
-	onlyNew   int64
+	onlyOld   int64           // requests that only the old policy denied
+	onlyNew   int64           // requests that only the policy denied, and not the old one
 
 	differences map[identityKey]*Difference
 
-	// spread decides the requests of each second a second time, spread over the second.
-	spread       *gate
-	second       []*accesslog.Entry
-	spreadDenied int64
+	// If the log has whole seconds only, spreadDecider decides all requests again. Then the requests
+	// of a client are spread over their second.
+	spreadDecider *decider
+	sameSecond    []*accesslog.Entry // the latest requests, which have one time stamp
+	spreadDenied  int64              // how many requests spreadDecider has denied
 }
 
 func (r *replayer) add(e *accesslog.Entry) {
@@ -238,11 +239,11 @@ func (r *replayer) add(e *accesslog.Entry) {
 			d.OnlyNew++
 		}
 	}
-	if len(r.second) > 0 && !r.second[0].Time.Equal(e.Time) {
-		r.sendSecond()
+	if len(r.sameSecond) > 0 && !r.sameSecond[0].Time.Equal(e.Time) {
+		r.decideSpread()
 	}
 	if r.isCoarse() {
-		r.second = append(r.second, e)
+		r.sameSecond = append(r.sameSecond, e)
 	}
 }
 
@@ -255,16 +256,17 @@ func (r *replayer) difference(d decision) *Difference {
 	return r.differences[k]
 }
 
-// isCoarse reports whether the requests of each second are decided a second time: all times of the
-// log are whole seconds, and no request is sent again.
+// isCoarse reports whether spreadDecider decides the requests too: all times of the log are whole
+// seconds, and no request is sent again.
 func (r *replayer) isCoarse() bool {
 	return !r.options.ShouldRetry && r.options.Log.Stats().Resolution >= time.Second
 }
 
-// sendSecond sends the requests of one second. Those of each client have equal gaps.
-func (r *replayer) sendSecond() {
+// decideSpread lets spreadDecider decide the requests of sameSecond. The requests of one client are
+// spread over the second with equal gaps.
+func (r *replayer) decideSpread() {
 	count, sent := make(map[string]int), make(map[string]int)
-	for _, e := range r.second {
+	for _, e := range r.sameSecond {
 		count[clientOf(e)]++
 	}
 	type timed struct {
@@ -272,19 +274,19 @@ func (r *replayer) sendSecond() {
 		e  *accesslog.Entry
 	}
 	var all []timed
-	for _, e := range r.second {
+	for _, e := range r.sameSecond {
 		c := clientOf(e)
 		all = append(all, timed{e.Time.Add(time.Second * time.Duration(sent[c]) / time.Duration(count[c])), e})
 		sent[c]++
 	}
 	slices.SortStableFunc(all, func(a, b timed) int { return a.at.Compare(b.at) })
 	for _, one := range all {
-		r.spread.advance(one.at)
-		if isDenial(r.spread.send(newRequest(one.e), one.e).outcome) {
+		r.spreadDecider.advance(one.at)
+		if isDenial(r.spreadDecider.send(newRequest(one.e), one.e).outcome) {
 			r.spreadDenied++
 		}
 	}
-	r.second = r.second[:0]
+	r.sameSecond = r.sameSecond[:0]
 }
 
 // clientOf returns a text that differs between clients.
@@ -359,7 +361,7 @@ func sourcesOf(id *policy.Identity) (all []policy.Source) {
 
 // A tally decides requests by one policy, and counts.
 type tally struct {
-	gate        *gate
+	decider     *decider
 	rules       *policy.Rules
 	shouldRetry bool
 	result      Result
@@ -380,8 +382,8 @@ type hit struct {
 type identityKey struct{ rule, key string }
 
 func newTally(rules *policy.Rules, shouldRetry bool) (*tally, error) {
-	g, err := newGate(rules)
-	t := &tally{gate: g, rules: rules, shouldRetry: shouldRetry, byRule: make(map[string]*Rule), byKey: make(map[identityKey]*Identity),
+	d, err := newDecider(rules)
+	t := &tally{decider: d, rules: rules, shouldRetry: shouldRetry, byRule: make(map[string]*Rule), byKey: make(map[identityKey]*Identity),
 		byLimit: make(map[limitKey]*Limit), hit: make(map[hit]bool)}
 	t.result.Outcomes = make(map[string]int64)
 	return t, err
@@ -389,11 +391,11 @@ func newTally(rules *policy.Rules, shouldRetry bool) (*tally, error) {
 
 // first decides the first try of a request.
 func (t *tally) first(e *accesslog.Entry) decision {
-	t.gate.advance(e.Time)
+	t.decider.advance(e.Time)
 	t.result.Requests++
 	seen := t.send(e, 0)
 	t.result.Outcomes[seen.outcome.String()]++
-	t.result.Demand.Add(t.gate.now, isDenial(seen.outcome))
+	t.result.Demand.Add(t.decider.now, isDenial(seen.outcome))
 	if isDenial(seen.outcome) {
 		t.result.Denied++
 	}
@@ -402,10 +404,10 @@ func (t *tally) first(e *accesslog.Entry) decision {
 
 // send decides one try of a request.
 func (t *tally) send(e *accesslog.Entry, retries int) observation {
-	seen := t.gate.send(newRequest(e), e)
+	seen := t.decider.send(newRequest(e), e)
 	t.count(&seen)
 	if t.shouldRetry && isDenial(seen.outcome) && retries < maxRetries && seen.retryAfter > 0 && seen.retryAfter != penstock.Never {
-		t.gate.schedule(t.gate.now.Add(seen.retryAfter), func() {
+		t.decider.schedule(t.decider.now.Add(seen.retryAfter), func() {
 			t.result.Retries++
 			if !isDenial(t.send(e, retries+1).outcome) {
 				t.result.Later++
@@ -428,7 +430,7 @@ func (t *tally) count(seen *observation) {
 		return
 	}
 	t.countLimit(&seen.decision)
-	now, isDenied := t.gate.now, isDenial(seen.outcome)
+	now, isDenied := t.decider.now, isDenial(seen.outcome)
 	rule := t.rule(seen.rule)
 	rule.Requests++
 	if isDenied {
@@ -501,8 +503,8 @@ func (r *Rule) deny(now time.Time) {
 
 // finish lets the last requests and retries end, and returns the result.
 func (t *tally) finish(showsIdentities bool) *Result {
-	for len(t.gate.scheduled) > 0 {
-		t.gate.advance(t.gate.scheduled[0].at)
+	for len(t.decider.scheduled) > 0 {
+		t.decider.advance(t.decider.scheduled[0].at)
 	}
 	r := &t.result
 	r.Rules, r.Limits, r.Top = []Rule{}, []Limit{}, []Identity{}

@@ -19,8 +19,8 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// A gate decides the requests of a log as an instance would have, by the clock of the log.
-type gate struct {
+// A decider decides the requests of a log as an instance would have, by the clock of the log.
+type decider struct {
 	gate      *httplimit.Gate
 	now       time.Time
 	scheduled actions
@@ -44,69 +44,69 @@ type decision struct {
 	rule, limit, key string // of the limit that denies for longest, or else has the least left
 }
 
-func newGate(rules *policy.Rules) (*gate, error) {
-	g := &gate{answer: response{header: make(http.Header)}}
-	clock := func() time.Time { return g.now }
+func newDecider(rules *policy.Rules) (*decider, error) {
+	d := &decider{answer: response{header: make(http.Header)}}
+	clock := func() time.Time { return d.now }
 	store := memstore.New(memstore.Options{Now: clock, Locks: 1})
-	noteWait := func(_ []penstock.Charge, d *penstock.Decision) {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		g.seen.wait = max(g.seen.wait, d.Wait())
+	noteWait := func(_ []penstock.Charge, waited *penstock.Decision) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.seen.wait = max(d.seen.wait, waited.Wait())
 	}
-	controller, err := admission.New(nowait.Wrap(store, noteWait), rules, admission.Options{Observe: g.observe, Now: clock})
+	controller, err := admission.New(nowait.Wrap(store, noteWait), rules, admission.Options{Observe: d.observe, Now: clock})
 	if err != nil {
 		return nil, err
 	}
-	g.gate, err = httplimit.New(controller, httplimit.Options{})
-	return g, err
+	d.gate, err = httplimit.New(controller, httplimit.Options{})
+	return d, err
 }
 
 // observe records the outcome of a request or of a shadow.
-func (g *gate) observe(e *admission.Event) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	d := decision{e.Outcome, strings.Clone(e.Rule), strings.Clone(e.Limit), strings.Clone(e.Key)}
+func (d *decider) observe(e *admission.Event) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	one := decision{e.Outcome, strings.Clone(e.Rule), strings.Clone(e.Limit), strings.Clone(e.Key)}
 	switch e.Outcome {
 	case admission.ShadowAllowed, admission.ShadowDenied:
-		g.seen.shadows = append(g.seen.shadows, d)
+		d.seen.shadows = append(d.seen.shadows, one)
 	default:
-		g.seen.decision = d
+		d.seen.decision = one
 		if e.Decision != nil && e.Decision.Len() > 0 {
-			g.seen.retryAfter = e.Decision.RetryAfter()
+			d.seen.retryAfter = e.Decision.RetryAfter()
 		}
 	}
 }
 
-func (g *gate) send(r *http.Request, e *accesslog.Entry) observation {
-	g.seen = observation{}
-	clear(g.answer.header)
-	a := g.gate.Admit(&g.answer, r)
+func (d *decider) send(r *http.Request, e *accesslog.Entry) observation {
+	d.seen = observation{}
+	clear(d.answer.header)
+	a := d.gate.Admit(&d.answer, r)
 	if a != nil {
 		done := func() { a.Done(max(e.Status, http.StatusOK)) }
-		if end := g.seen.wait + e.Duration; end > 0 {
-			g.schedule(g.now.Add(end), done)
+		if end := d.seen.wait + e.Duration; end > 0 {
+			d.schedule(d.now.Add(end), done)
 		} else {
 			done()
 		}
 	}
-	return g.seen
+	return d.seen
 }
 
 // advance moves the clock. It runs the actions that are scheduled until then, each at its time.
-func (g *gate) advance(to time.Time) {
-	for len(g.scheduled) > 0 && !g.scheduled[0].at.After(to) {
-		a := heap.Pop(&g.scheduled).(action)
-		g.now = a.at
+func (d *decider) advance(to time.Time) {
+	for len(d.scheduled) > 0 && !d.scheduled[0].at.After(to) {
+		a := heap.Pop(&d.scheduled).(action)
+		d.now = a.at
 		a.do()
 	}
-	if to.After(g.now) {
-		g.now = to
+	if to.After(d.now) {
+		d.now = to
 	}
 }
 
-func (g *gate) schedule(at time.Time, do func()) {
-	g.lastOrder++
-	heap.Push(&g.scheduled, action{at, g.lastOrder, do})
+func (d *decider) schedule(at time.Time, do func()) {
+	d.lastOrder++
+	heap.Push(&d.scheduled, action{at, d.lastOrder, do})
 }
 
 // An action is the end of a request, or a retry.
