@@ -32,8 +32,9 @@ func newSuggest() *cobra.Command {
 		Use:   "suggest LOG... [flags]",
 		Short: "Suggest a limit for each client, from access logs",
 		Long: "suggest reads access logs as replay does. For each rate it computes the burst with which a token bucket would have denied\n" +
-			"no more clients than the budget allows. Of these it suggests the pair that lets a client send least in a minute, with some\n" +
-			"headroom. Clients that send at least four times as much as all others are outliers: they are listed, and not counted.\n" +
+			"no more clients than the budget allows. It suggests the pair of a rate and a burst that lets a client send least in a minute,\n" +
+			"with some headroom. The few busiest clients are outliers if each sends at least four times as much as the busiest other client.\n" +
+			"Outliers are listed, and not counted.\n" +
 			"With --algorithm it suggests the count of a fixed window or a sliding log instead, or how many requests of a client may be in\n" +
 			"flight at once. in_flight needs a log that has the duration of each request.\n" +
 			"A log shows what clients did, not what your service can handle: find that out with a load test. Read a week or more.",
@@ -54,7 +55,7 @@ func newSuggest() *cobra.Command {
 	f.StringVar(&s.algorithm, "algorithm", suggest.Algorithms()[0], "what to suggest: "+wording.List(suggest.Algorithms(), "or"))
 	f.StringVar(&s.window, "window", "1m", "length of the window of fixed-window and sliding-log")
 	f.Float64Var(&s.headroom, "headroom", 1.5, "multiplies what was measured, because traffic grows")
-	f.BoolVar(&s.keepsOutliers, "keep-outliers", false, "count clients that send far more than all others too")
+	f.BoolVar(&s.keepsOutliers, "keep-outliers", false, "count the outliers too: the few clients that send far more than the busiest other client")
 	f.StringVar(&s.format, "format", "", "format of the logs, as in replay")
 	f.StringVar(&s.identities, "identities", "masked", "how the report shows keys: masked or full")
 	f.StringVar(&s.html, "html", "", htmlUsage)

@@ -42,7 +42,7 @@ func (b *Bursts) In(d time.Duration) int64 {
 	return least
 }
 
-// Rates are those for which the burst is computed, the slowest first.
+// Rates are the rates for which a burst is computed. The slowest is first.
 var Rates = [rateCount]Rate{
 	{1, time.Hour}, {10, time.Hour}, {30, time.Hour},
 	{1, time.Minute}, {2, time.Minute}, {5, time.Minute}, {10, time.Minute}, {20, time.Minute}, {30, time.Minute},
@@ -89,8 +89,8 @@ func (c *Curve) Burst(i int) int64 {
 type Suggestion struct {
 	Rate    Rate
 	Burst   int64
-	At      int  // index of the measured rate in Rates
-	IsShort bool // the burst refills in a time that is longer than the measured one
+	At      int  // index in Rates of the measured rate
+	IsShort bool // the burst takes longer to refill than the time in which it was measured
 }
 
 // String returns the limit as policy files write it.
@@ -101,6 +101,8 @@ func (s *Suggestion) String() string { return fmt.Sprintf("rate: %s, burst: %d",
 // burst.
 func Suggest(bursts *Bursts, length time.Duration, headroom float64) Suggestion {
 	isShort := func(i int) bool { return float64(bursts[i]) > Rates[i].In(length) }
+	// admits returns what a client may send in a minute that begins with a full bucket. A much
+	// shorter time would compare only the bursts, and a much longer one only the rates.
 	admits := func(i int) float64 { return Rates[i].In(time.Minute) + float64(bursts[i]) }
 	at := 0
 	for i := range Rates {

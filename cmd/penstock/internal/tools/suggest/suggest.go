@@ -21,17 +21,18 @@ import (
 
 // The bounds of a suggestion.
 const (
-	maxIdentities = 1_000_000
-	maxListed     = 20 // identities in a report
-	minIdentities = 10 // beyond the budget, for a quantile that can be trusted
-	outlierRatio  = 4  // between an outlier and the busiest of the others
+	maxIdentities   = 1_000_000
+	maxListed       = 20 // identities in a report
+	minBeyondBudget = 10 // with fewer identities beyond the budget, the result depends on a few of them
+	outlierRatio    = 4  // between the count of an outlier and that of the busiest other identity
 )
 
 // Options configure Run.
 type Options struct {
 	Log *accesslog.Reader
 
-	// Identity returns the key of a request. Requests whose key is empty are counted apart.
+	// Identity returns the key of a request. Requests whose key is empty are counted as
+	// Report.WithoutIdentity, and nowhere else.
 	Identity func(*accesslog.Entry) string
 
 	// IsIncluded reports whether a request counts. Default: all do.
@@ -49,14 +50,14 @@ type Options struct {
 	// Headroom multiplies what was measured, because traffic grows. At least 1.
 	Headroom float64
 
-	// KeepsOutliers counts identities that send far more than all others too.
+	// KeepsOutliers counts outliers too: identities that send far more than the busiest other one.
 	KeepsOutliers bool
 
 	// ShowsIdentities shows the keys in full. By default they are masked.
 	ShowsIdentities bool
 }
 
-// Algorithms are those for which limits can be suggested.
+// Algorithms returns the titles of the algorithms for which limits can be suggested.
 func Algorithms() []string {
 	return []string{penstock.TokenBucket.Title(), penstock.FixedWindow.Title(), penstock.SlidingLog.Title(), penstock.Concurrency.Title()}
 }
@@ -68,18 +69,18 @@ var ErrNoDurations = errors.New("no request of the log has a duration, so it doe
 // A Report is what the logs support.
 type Report struct {
 	Log             accesslog.Stats  `json:"log"`
-	Demand          accesslog.Demand `json:"demand"`   // of the requests that were included
-	Requests        int64            `json:"requests"` // that were included and have an identity
+	Demand          accesslog.Demand `json:"demand"`   // of the included requests
+	Requests        int64            `json:"requests"` // included requests that have an identity
 	WithoutIdentity int64            `json:"requests_without_identity"`
 	Merged          int64            `json:"requests_beyond_identities"` // of identities beyond the first million
 	Denied429       int64            `json:"status_429"`
 	Identities      int64            `json:"identities"`
 	Budget          float64          `json:"budget"`
 	Headroom        float64          `json:"headroom"`
-	Outliers        []Identity       `json:"outliers"` // not counted below
+	Outliers        []Identity       `json:"outliers"` // the fields below do not count them
 	Frontier        []Point          `json:"frontier"`
-	Chosen          *Point           `json:"chosen"`            // of the frontier; null without
-	Counted         *Counted         `json:"counted,omitempty"` // if it is no token bucket
+	Chosen          *Point           `json:"chosen"`            // a point of the frontier; null if the frontier is empty
+	Counted         *Counts          `json:"counted,omitempty"` // missing for a token bucket
 	Suggested       *Limit           `json:"suggested"`
 	Beyond          Beyond           `json:"beyond_suggested"`
 	All             []Point          `json:"all_clients_together"`
@@ -146,13 +147,13 @@ func (id *Identity) Measured(r *Report) int64 {
 	return id.PerMinute
 }
 
-// A Counted is what the log has for a limit that is no token bucket: the smallest count for each
-// budget.
-type Counted struct {
+// Counts are for a limit that is a window or a number of requests in flight. They have, for each
+// budget, the smallest count with which the limit denies no more clients than the budget allows.
+type Counts struct {
 	Algorithm string           `json:"algorithm"`
-	Period    string           `json:"period,omitempty"` // of a window
-	Counts    map[string]int64 `json:"counts"`
-	All       int64            `json:"all_clients_together"`
+	Period    string           `json:"period,omitempty"`     // the length of a window
+	Counts    map[string]int64 `json:"counts"`               // by the name of the budget
+	All       int64            `json:"all_clients_together"` // the count that one limit for all clients needs
 
 	// IsTooHigh says that the counts may be somewhat too high: there were too many requests to keep
 	// the time of each.
@@ -259,8 +260,9 @@ func clientsOf(byKey map[string]*curve) []client {
 	return clients
 }
 
-// outliers returns how many of the first clients send far more than all others. They are above the
-// largest gap among the busiest hundredth, or the busiest three, if it is wide enough.
+// outliers returns how many of the first clients are outliers. They are the clients above the
+// largest gap among the busiest hundredth, or the busiest three. The gap must be at least
+// outlierRatio wide.
 func outliers(clients []client) int {
 	const fewest = 10
 	if len(clients) < fewest {
@@ -316,7 +318,7 @@ func (r *Report) compute(clients []client, all *curve, o Options) {
 			r.Beyond.Requests += c.requests
 		}
 	}
-	r.IsUncertain = o.Budget > 0 && float64(len(counted))*o.Budget < minIdentities
+	r.IsUncertain = o.Budget > 0 && float64(len(counted))*o.Budget < minBeyondBudget
 	for i, c := range clients[:min(len(clients), max(maxListed, len(clients)-len(counted)))] {
 		id := Identity{Key: c.key, Requests: c.requests, PerMinute: c.inMinute.most}
 		if c.peak != nil {
@@ -349,7 +351,7 @@ func (r *Report) choose() {
 
 // count suggests a window, or a number of requests in flight.
 func (r *Report) count(o Options, counts map[string]int64, all int64) {
-	r.Counted = &Counted{Algorithm: o.Algorithm, Counts: counts, All: all}
+	r.Counted = &Counts{Algorithm: o.Algorithm, Counts: counts, All: all}
 	count := burst.RoundUp(float64(counts[BudgetName(r.Budget)]) * r.Headroom)
 	r.Suggested = &Limit{Algorithm: o.Algorithm, count: count}
 	if o.Algorithm == penstock.Concurrency.Title() {
