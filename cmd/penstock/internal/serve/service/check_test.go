@@ -126,7 +126,7 @@ func TestPublicAddressRequiresAToken(t *testing.T) {
 	if _, err := penstockv1.NewLimitServiceClient(r.grpcClient(nil)).Check(callContext(t), &penstockv1.CheckRequest{Rule: "api", Key: "ip:192.0.2.1"}); err != nil {
 		t.Errorf("without a token, the check by gRPC returned the error %v; want none", err)
 	}
-	open := startBeside(t, nil, limitedBy(t, oncePerHour, map[string]string{"api": ":0", "allow-open-callers": "true"}))
+	open := startWithoutLeakCheck(t, nil, limitedBy(t, oncePerHour, map[string]string{"api": ":0", "allow-open-callers": "true"}))
 	if answer := callCheckAPI(t, open, "", "/v1/check", `{"rule":"api","key":"ip:192.0.2.1"}`); answer.status != 200 {
 		t.Errorf("with allow-open-callers, the check returned %d %s; want 200", answer.status, answer.text)
 	}
@@ -163,14 +163,14 @@ func TestInstancesShareReservations(t *testing.T) {
 	flags := limitedBy(t, checkPolicy, map[string]string{
 		"api": "127.0.0.1:0", "caller-token": testCallerToken, "operator-token": testOperatorToken, "store": redistest.Start(t).URL(),
 	})
-	one, two := startBeside(t, nil, flags), startBeside(t, nil, flags)
+	one, two := startWithoutLeakCheck(t, nil, flags), startWithoutLeakCheck(t, nil, flags)
 	reserved := callCheckAPI(t, one, testCallerToken, "/v1/reserve", `{"check":{"rule":"tokens","key":"user:1","cost":60}}`)
 	id, _ := reserved.fields["id"].(string)
 	if id == "" {
 		t.Fatalf("reserve returned %d %s; want a reservation", reserved.status, reserved.text)
 	}
 	one.wait()
-	three := startBeside(t, nil, flags)
+	three := startWithoutLeakCheck(t, nil, flags)
 	var all sync.WaitGroup
 	var mu sync.Mutex
 	answers := make(map[string]int) // number of answers by their text
@@ -195,7 +195,7 @@ func TestInstancesShareReservations(t *testing.T) {
 // Regions have the same tokens, so each can read the ids of the others.
 func TestReservationsAreSettledInTheirRegion(t *testing.T) {
 	in := func(region string) *testService {
-		return startBeside(t, nil, limitedBy(t, checkPolicy, map[string]string{
+		return startWithoutLeakCheck(t, nil, limitedBy(t, checkPolicy, map[string]string{
 			"api": "127.0.0.1:0", "caller-token": testCallerToken, "operator-token": testOperatorToken, "region": region, "store": redistest.Start(t).URL(),
 		}))
 	}
@@ -226,7 +226,7 @@ rules:
 			flags := limitedBy(t, policy, map[string]string{
 				"api": "127.0.0.1:0", "caller-token": testCallerToken, "operator-token": testOperatorToken, "store": server.URL(), "store-timeout": "250ms",
 			})
-			r := startBeside(t, nil, flags)
+			r := startWithoutLeakCheck(t, nil, flags)
 			reserved := callCheckAPI(t, r, testCallerToken, "/v1/reserve", `{"check":{"rule":"closed","key":"user:1","cost":9}}`)
 			id, _ := reserved.fields["id"].(string)
 			if id == "" {

@@ -33,7 +33,7 @@ rules:
 		flags := map[string]string{"store": store}
 		flags = limitedBy(t, policy, flags)
 		stays := start(t, upstream, flags)
-		stops := startBeside(t, upstream, flags)
+		stops := startWithoutLeakCheck(t, upstream, flags)
 		var allowed [keys]atomic.Int64
 		var requests, denied, resent atomic.Int64
 		sendToOne := func(key int) {

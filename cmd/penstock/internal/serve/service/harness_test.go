@@ -43,12 +43,12 @@ type testService struct {
 func start(t *testing.T, upstream http.Handler, flags map[string]string, more ...func(*Options)) *testService {
 	t.Helper()
 	t.Cleanup(func() { awaitNoGoroutines(t) })
-	return startBeside(t, upstream, flags, more...)
+	return startWithoutLeakCheck(t, upstream, flags, more...)
 }
 
-// startBeside is like start, but does not check goroutines. It is for parallel tests and for a
-// second service in one test, because a goroutine may belong to the other service.
-func startBeside(t *testing.T, upstream http.Handler, flags map[string]string, more ...func(*Options)) *testService {
+// startWithoutLeakCheck is like start, but does not check that no goroutine is left. It is for
+// parallel tests, and for a second service in one test: a goroutine may be the other service's.
+func startWithoutLeakCheck(t *testing.T, upstream http.Handler, flags map[string]string, more ...func(*Options)) *testService {
 	t.Helper()
 	o := options(t, upstream, flags)
 	r := &testService{T: t, log: new(logbuffer.Buffer), ended: make(chan error, 1)}

@@ -172,9 +172,9 @@ func startRegions(t *testing.T, policy string) *regionTest {
 		r.leader, peers = append(r.leader, link), append(peers, name+"="+link.url())
 	}
 	flags["store"], flags["region-peers"] = own.url(), strings.Join(peers, ",")
-	startBeside(t, nil, flags)
+	startWithoutLeakCheck(t, nil, flags)
 	for _, name := range regionNames {
-		r.services[name] = startBeside(t, nil, r.flags(name))
+		r.services[name] = startWithoutLeakCheck(t, nil, r.flags(name))
 	}
 	return r
 }

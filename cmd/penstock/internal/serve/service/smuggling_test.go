@@ -333,7 +333,7 @@ func TestNoMessageIsHiddenInAnother(t *testing.T) {
 			t.Parallel()
 			upstream := startStrictUpstream(t)
 			limits := new(limitRecorder)
-			r := startBeside(t, nil, map[string]string{"upstream": "http://" + upstream.Addr().String(),
+			r := startWithoutLeakCheck(t, nil, map[string]string{"upstream": "http://" + upstream.Addr().String(),
 				"header-timeout": "1s", "idle-timeout": "200ms", "stall-timeout": "1s"}, func(o *Options) { o.testHooks.limits = limits.wrap })
 			conn := r.dial()
 			go io.WriteString(conn, attack.text)

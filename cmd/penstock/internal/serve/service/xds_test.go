@@ -83,7 +83,7 @@ func startControlPlane(t *testing.T, options ...grpc.ServerOption) (*controlPlan
 
 func TestEnvoysLimitsComeFromAControlPlane(t *testing.T) {
 	p, address := startControlPlane(t)
-	r := startBeside(t, nil, map[string]string{"grpc": "127.0.0.1:0", "envoy-xds": address})
+	r := startWithoutLeakCheck(t, nil, map[string]string{"grpc": "127.0.0.1:0", "envoy-xds": address})
 	client := rlsv3.NewRateLimitServiceClient(r.grpcClient(nil))
 	if _, err := client.ShouldRateLimit(callContext(t), envoyRequest("a")); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("before the first configuration, the error is %v; want FailedPrecondition", err)
@@ -112,7 +112,7 @@ func TestEnvoysLimitsComeFromAControlPlane(t *testing.T) {
 // the name of its limit, from the first one on.
 func TestInstanceIsReadyWhenTheControlPlaneHasSentLimits(t *testing.T) {
 	p, address := startControlPlane(t)
-	r := startBeside(t, nil, map[string]string{"grpc": "127.0.0.1:0", "api": "127.0.0.1:0", "admin-listen": "127.0.0.1:0", "envoy-xds": address})
+	r := startWithoutLeakCheck(t, nil, map[string]string{"grpc": "127.0.0.1:0", "api": "127.0.0.1:0", "admin-listen": "127.0.0.1:0", "envoy-xds": address})
 	conn := r.grpcClient(nil)
 	healthOf := func(name string) healthpb.HealthCheckResponse_ServingStatus {
 		answer, err := healthpb.NewHealthClient(conn).Check(callContext(t), &healthpb.HealthCheckRequest{Service: name})
@@ -154,7 +154,7 @@ func TestInstanceIsReadyWhenTheControlPlaneHasSentLimits(t *testing.T) {
 
 func TestInstanceWithAnOptionalControlPlaneIsReady(t *testing.T) {
 	_, address := startControlPlane(t)
-	r := startBeside(t, nil, map[string]string{"grpc": "127.0.0.1:0", "api": "127.0.0.1:0", "admin-listen": "127.0.0.1:0", "envoy-xds": address, "envoy-xds-optional": "true"})
+	r := startWithoutLeakCheck(t, nil, map[string]string{"grpc": "127.0.0.1:0", "api": "127.0.0.1:0", "admin-listen": "127.0.0.1:0", "envoy-xds": address, "envoy-xds-optional": "true"})
 	r.mustGet("http://"+r.API+"/healthcheck", 200)
 	r.mustGet("http://"+r.Admin+"/readyz", 200)
 }
@@ -175,7 +175,7 @@ func TestConnectionToAControlPlaneUsesTLS(t *testing.T) {
 		},
 	})))
 	a.issue(2)
-	startBeside(t, nil, map[string]string{
+	startWithoutLeakCheck(t, nil, map[string]string{
 		"grpc": "127.0.0.1:0", "envoy-xds": address,
 		"envoy-xds-ca": a.path("ca.pem"), "envoy-xds-cert": a.path("cert.pem"), "envoy-xds-key": a.path("key.pem"),
 	})
@@ -185,6 +185,6 @@ func TestConnectionToAControlPlaneUsesTLS(t *testing.T) {
 	}
 
 	stranger := newAuthority(t)
-	r := startBeside(t, nil, map[string]string{"grpc": "127.0.0.1:0", "envoy-xds": address, "envoy-xds-ca": stranger.path("ca.pem")})
+	r := startWithoutLeakCheck(t, nil, map[string]string{"grpc": "127.0.0.1:0", "envoy-xds": address, "envoy-xds-ca": stranger.path("ca.pem")})
 	eventually.True(t, "the rejected certificate in the log", func() bool { return strings.Contains(r.log.String(), "certificate signed by unknown authority") })
 }
