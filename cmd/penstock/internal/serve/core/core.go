@@ -143,7 +143,7 @@ func (c *Core) open(ctx context.Context) error {
 	if err := c.probeAtStart(ctx); err != nil {
 		return err
 	}
-	c.background.Go(func() { c.poll(ctx) })
+	c.background.Go(func() { c.testStoreEachSecond(ctx) })
 	if redis := c.backend.redis; redis != nil {
 		c.monitor = storeMonitor{
 			log:     c.Log,
@@ -271,8 +271,9 @@ func (c *Core) probeNow(ctx context.Context) error {
 	return c.backend.probe(ctx)
 }
 
-// poll runs the periodic checks that work without requests, until ctx ends.
-func (c *Core) poll(ctx context.Context) {
+// testStoreEachSecond tests the store each second, until ctx ends. It also logs the total of the
+// requests that passed unlimited, when they no longer do.
+func (c *Core) testStoreEachSecond(ctx context.Context) {
 	background.Every(ctx, time.Second, func() {
 		c.selfTest(ctx)
 		c.failOpen.reportEnd(c.health.isFailing.Load())

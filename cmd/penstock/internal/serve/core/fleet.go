@@ -57,7 +57,7 @@ func (f *fleet) self() *activity.Summary {
 	s.Started, s.Written = f.started, time.Now()
 	s.Events = c.Events.Latest()
 	s.Health = c.health.currentReason()
-	s.IsChargedTwice = time.Since(time.Unix(c.markers.lastCharged.Load(), 0)) < markerLife
+	s.IsChargedTwice = time.Since(time.Unix(c.markers.lastChargedTwice.Load(), 0)) < chargedTwiceLife // see MarkerHeader
 	if c.rules != nil {
 		s.Digest = c.rules.digestInForce()
 	}
@@ -65,7 +65,7 @@ func (f *fleet) self() *activity.Summary {
 }
 
 // isStoreUnusable reports whether the store must not be called: a breaker is not closed, or the
-// store has made no decision since the start.
+// store was down at the start and has not received the scripts of the policy since.
 func (f *fleet) isStoreUnusable() bool {
 	if f.core.scripts.isRejecting.Load() {
 		return true

@@ -117,7 +117,7 @@ func newPolledCore(t *testing.T, probe func(context.Context) error) (*Core, *log
 	c.Settings.Store, c.Settings.StoreTimeout = "redis://localhost", time.Second
 	c.backend.probe = probe
 	ctx, stop := context.WithCancel(t.Context())
-	c.background.Go(func() { c.poll(ctx) })
+	c.background.Go(func() { c.testStoreEachSecond(ctx) })
 	t.Cleanup(func() { stop(); c.background.Wait() })
 	return c, log
 }

@@ -18,16 +18,16 @@ import (
 const MarkerHeader = "Penstock-Instance"
 
 const (
-	markersEvery = 3 * time.Second // the least time between two reads of the other instances
-	markerLife   = time.Minute     // how long the instance's summary reports that a request was charged twice
+	markersEvery     = 3 * time.Second // the least time between two reads of the other instances
+	chargedTwiceLife = time.Minute     // how long the instance's summary reports that a request was charged twice
 )
 
 // markers recognizes the markers of other instances that have the same store, prefix and policy.
 type markers struct {
-	own         atomic.Pointer[[]string]        // values of MarkerHeader; nil: not yet registered
-	others      atomic.Pointer[map[string]bool] // nil: not yet read
-	wanted      chan struct{}                   // a value requests a read of the other instances
-	lastCharged atomic.Int64                    // Unix time of the last request that was charged twice
+	own              atomic.Pointer[[]string]        // values of MarkerHeader; nil: not yet registered
+	others           atomic.Pointer[map[string]bool] // nil: not yet read
+	wanted           chan struct{}                   // a value requests a read of the other instances
+	lastChargedTwice atomic.Int64                    // Unix time of the last request that was charged twice
 }
 
 // markerOf returns the marker of an instance. It does not reveal the name of the instance.
@@ -91,7 +91,7 @@ func (c *Core) noteDecision(e *admission.Event) {
 		return
 	}
 	if isFirst := !note.isCharged.Swap(true); isFirst && note.reportTwice != nil {
-		c.markers.lastCharged.Store(time.Now().Unix())
+		c.markers.lastChargedTwice.Store(time.Now().Unix())
 		note.reportTwice()
 	}
 }
