@@ -95,11 +95,11 @@ type packedActivity struct {
 }
 
 type packedDistinct struct {
-	Size   int        `json:"size"`
-	Missed uint64     `json:"missed,omitempty"`
-	Hashes string     `json:"hashes"` // in base64, 8 bytes each
-	Limits []uint16   `json:"of"`     // for each hash, the place of its limit in Names
-	Names  [][]string `json:"names"`  // for each limit, its rule and its name
+	Size         int        `json:"size"`
+	Missed       uint64     `json:"missed,omitempty"`
+	Hashes       string     `json:"hashes"` // in base64, 8 bytes each
+	LimitIndexes []uint16   `json:"of"`     // for each hash, the index of its limit in Names
+	Names        [][]string `json:"names"`  // for each limit, its rule and its name
 }
 
 // Text packs the summary. If it would be too long, the lightest items and some hashes are left out.
@@ -172,17 +172,17 @@ func cut(text string) string {
 func packDistinct(d Distinct, keys int) packedDistinct {
 	d.Cut(keys)
 	p := packedDistinct{Size: d.Size, Missed: d.Missed}
-	places := make(map[Series]uint16)
+	indexes := make(map[Series]uint16) // in p.Names
 	var hashes []byte
 	for _, h := range d.Hashes {
-		at := Series{Rule: h.Rule, Limit: h.Limit}
-		place, ok := places[at]
+		limit := Series{Rule: h.Rule, Limit: h.Limit}
+		index, ok := indexes[limit]
 		if !ok {
-			place = uint16(len(places))
-			places[at] = place
+			index = uint16(len(indexes))
+			indexes[limit] = index
 			p.Names = append(p.Names, []string{h.Rule, h.Limit})
 		}
-		p.Limits = append(p.Limits, place)
+		p.LimitIndexes = append(p.LimitIndexes, index)
 		hashes = binary.BigEndian.AppendUint64(hashes, h.Hash)
 	}
 	p.Hashes = base64.RawStdEncoding.EncodeToString(hashes)
@@ -275,18 +275,18 @@ func (t *Top) isValid() bool {
 
 func (p *packedDistinct) unpack() (*Distinct, error) {
 	hashes, err := base64.RawStdEncoding.DecodeString(p.Hashes)
-	if err != nil || len(hashes) != 8*len(p.Limits) || len(p.Limits) > p.Size {
+	if err != nil || len(hashes) != 8*len(p.LimitIndexes) || len(p.LimitIndexes) > p.Size {
 		return nil, errCorrupt
 	}
 	if p.Size < minKeys || p.Size > distinctSize {
 		return nil, errCorrupt
 	}
 	d := &Distinct{Size: p.Size, Missed: p.Missed}
-	for i, place := range p.Limits {
-		if int(place) >= len(p.Names) || len(p.Names[place]) != 2 {
+	for i, index := range p.LimitIndexes {
+		if int(index) >= len(p.Names) || len(p.Names[index]) != 2 {
 			return nil, errCorrupt
 		}
-		rule, limit := p.Names[place][0], p.Names[place][1]
+		rule, limit := p.Names[index][0], p.Names[index][1]
 		if !isLabel(rule) || !isLabel(limit) {
 			return nil, errCorrupt
 		}

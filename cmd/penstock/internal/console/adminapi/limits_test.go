@@ -146,13 +146,13 @@ func TestSumsOfRulesDoNotOverflow(t *testing.T) {
 // If a second begins during a read, the read is repeated.
 func TestReadIsRepeatedIfASecondBegins(t *testing.T) {
 	second, reads := int64(7), 0
-	got := readAt(func() int64 { return second }, func() {
+	got := readWithinASecond(func() int64 { return second }, func() {
 		if reads++; reads < 3 {
 			second++
 		}
 	})
 	if got != 9 || reads != 3 {
-		t.Errorf("readAt returns %d after %d reads; want 9 after 3", got, reads)
+		t.Errorf("readWithinASecond returns %d after %d reads; want 9 after 3", got, reads)
 	}
 }
 

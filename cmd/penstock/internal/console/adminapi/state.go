@@ -269,7 +269,7 @@ func (h *Handler) history(span string, n int, isSummed bool, isSelected func(act
 		read, unitSeconds = all.ByMinute, 60
 	}
 	var lines []activity.Line
-	found.Last = readAt(all.Second, func() { lines = read(n, isSelected) }) / unitSeconds
+	found.Last = readWithinASecond(all.Second, func() { lines = read(n, isSelected) }) / unitSeconds
 	if isSummed {
 		lines = sumRules(lines)
 	}
@@ -324,7 +324,7 @@ func (h *Handler) timings(span string, n int) Timings {
 			read = t.ByMinute
 		}
 		var all []activity.Times
-		found.Last = readAt(t.Second, func() { all = read(n) }) / unitSeconds
+		found.Last = readWithinASecond(t.Second, func() { all = read(n) }) / unitSeconds
 		return timesOf(all)
 	}
 	found.Store = *fill(&h.Recorder.Store)
@@ -343,9 +343,9 @@ func timesOf(all []activity.Times) *Times {
 	return t
 }
 
-// readAt calls read. If a new second begins during the call, it calls read again. It returns the
-// second in which read has run.
-func readAt(second func() int64, read func()) int64 {
+// readWithinASecond calls read. If a new second begins during the call, it calls read again. So all
+// that the last call has read belongs to one second. readWithinASecond returns this second.
+func readWithinASecond(second func() int64, read func()) int64 {
 	for {
 		before := second()
 		if read(); second() == before {

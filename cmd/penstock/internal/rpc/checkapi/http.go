@@ -149,8 +149,9 @@ func readQuery(u *url.URL) (shouldSend429 bool, err error) {
 // on two limits.
 const usualAnswer = 512
 
-// readBody reads the body of a call. held takes memory for a large one, and is nil for one that
-// states a length of at most smallCall. If readBody fails, it returns the status of the response.
+// readBody reads the body of a call. If the body has more than smallCall bytes, held takes the
+// memory for it. held is nil for a single call that states a length of at most smallCall. If
+// readBody fails, it returns the status of the response.
 func readBody(w http.ResponseWriter, r *http.Request, held *heldMemory) (body []byte, status int, err error) {
 	types := r.Header["Content-Type"]
 	switch {

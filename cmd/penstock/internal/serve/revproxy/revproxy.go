@@ -203,8 +203,9 @@ func hasPrefix(name, prefix string) bool {
 // after an interim response (100, 103).
 //
 // For HTTP/2 it drops interim responses. If the client resets the stream at that moment, the server
-// may still read the headers while httputil clears them. Such a conflict ends the process. The
-// server sends status 100 by itself.
+// may still read the headers while httputil clears them. Headers are a map, and Go ends a process
+// that reads and writes a map at the same time. Clients get status 100 nevertheless: the server
+// sends it by itself.
 //
 // For HTTP/1.1 it closes the client's connection if the response begins before the request's body
 // has ended cleanly. With full duplex the server would continue after such a body, and parse the
