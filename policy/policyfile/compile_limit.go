@@ -78,8 +78,8 @@ func (l *limitConfig) shape() shape {
 		countsDenied: l.CountDenied && l.Across == "", countsDeniedAt: &l.CountDenied, isAcross: l.Across != ""}
 }
 
-// candidateShape returns the shape of a limit's candidate. Fields that the candidate does not set
-// are those of the limit, if they fit.
+// candidateShape returns the shape of a limit's candidate. The candidate takes the fields that it
+// does not set from the limit. It does not take fields that its rate or its algorithm cannot have.
 func (c *compiler) candidateShape(l *limitConfig) shape {
 	config := l.Candidate
 	s := shape{at: config, rate: &config.Rate, burst: &config.Burst, inFlight: &config.InFlight, ttl: &config.TTL, algorithm: &config.Algorithm, subWindows: &config.SubWindows,

@@ -65,7 +65,7 @@ type limitConfig struct {
 	SubWindows   int              `yaml:"sub_windows" jsonschema:"With sub-window: into how many sub-windows the window is divided. Default: 10."`
 	Timezone     string           `yaml:"timezone" jsonschema:"With a calendar rate: the time zone, such as Europe/Berlin. Default: UTC."`
 	CountDenied  bool             `yaml:"count_denied" jsonschema:"Denied requests count too, until twice the limit is used. So a client that keeps retrying stays out. Default: false."`
-	Across       string           `yaml:"across" jsonschema:"How one limit holds in several regions, each with a Redis of its own: exchange. Needs penstock serve with region_peers. Default: each region has the limit on its own."`
+	Across       string           `yaml:"across" jsonschema:"exchange: all regions enforce one limit together. Each region has a Redis of its own, and tells the others what it has granted. Needs penstock serve with region_peers. Default: each region enforces the limit on its own."`
 	Per          identityConfig   `yaml:"per" jsonschema:"The identity that the limit counts by. Default: the rule's."`
 	Cost         costConfig       `yaml:"cost" jsonschema:"How many units a request costs. Default: 1."`
 	OnStatus     []string         `yaml:"on_status" jsonschema:"Charges only requests whose response has one of these statuses: 401, 5xx, 400-499."`
@@ -80,8 +80,8 @@ type limitConfig struct {
 	Headers      *bool            `yaml:"headers" jsonschema:"Whether responses report the limit. Default: true, but false for per: global."`
 }
 
-// A candidateConfig is another form of a limit. Fields that the candidate does not set are those of
-// the limit, if they fit.
+// A candidateConfig is another form of a limit. The candidate takes the fields that it does not set
+// from the limit. It does not take fields that its rate or its algorithm cannot have.
 type candidateConfig struct {
 	Rate        tierTexts     `yaml:"rate" jsonschema:"As in the limit."`
 	Burst       tierTexts     `yaml:"burst" jsonschema:"As in the limit."`
