@@ -72,7 +72,7 @@ func folderOf(path string) string {
 var rpcMayNotImport = map[string][]string{
 	"checkapi": {"github.com/penstock/penstock/httplimit", "github.com/penstock/penstock/resplimit", module + "internal/rpc/extauthz"},
 	"envoyrls": {"github.com/penstock/penstock/httplimit", "github.com/penstock/penstock/resplimit", module + "internal/rpc/extauthz"},
-	// Commands that read files only import envoyconfig too.
+	// Commands that only read files import envoyconfig too. They need neither gRPC nor HTTP.
 	"envoyconfig": {"google.golang.org/grpc", "google.golang.org/protobuf", "net/http"},
 }
 

@@ -48,7 +48,7 @@ func newExplain(algorithms []*algorithm.Algorithm) *cobra.Command {
 	f.Int64Var(&e.size, "size", 0, "size of the body in bytes; -1 if it is unknown")
 	f.StringVar(&e.store, "store", "", "URL of Redis or Valkey, to show what is left")
 	f.StringVar(&e.prefix, "prefix", "", "prefix of all keys, as for serve (PENSTOCK_PREFIX)")
-	f.StringVar(&e.instances, "min-instances", "", "number of instances, for the bounds while the store fails (PENSTOCK_MIN_INSTANCES; default 1; with --store, at least those that run)")
+	f.StringVar(&e.instances, "min-instances", "", "number of instances, for the bounds while the store fails (PENSTOCK_MIN_INSTANCES; default 1). With --store, the running instances are counted too, and the larger number applies")
 	addOutput(c, &e.output)
 	_ = c.RegisterFlagCompletionFunc("config", completeYAML)
 	return c

@@ -24,14 +24,14 @@ func showProgress(stderr io.Writer, log *accesslog.Reader) (stop func()) {
 // followProgress writes a line about the progress every half second until stop, which clears it.
 func followProgress(to io.Writer, progress func() (read, total int64)) (stop func()) {
 	const clear = "\r\x1b[K"
-	ended, hasEnded := make(chan struct{}), make(chan struct{})
+	stopping, stopped := make(chan struct{}), make(chan struct{}) // closed by stop, and when the goroutine has ended
 	go func() {
-		defer close(hasEnded)
+		defer close(stopped)
 		tick := time.NewTicker(500 * time.Millisecond)
 		defer tick.Stop()
 		for {
 			select {
-			case <-ended:
+			case <-stopping:
 				fmt.Fprint(to, clear)
 				return
 			case <-tick.C:
@@ -45,7 +45,7 @@ func followProgress(to io.Writer, progress func() (read, total int64)) (stop fun
 		}
 	}()
 	return func() {
-		close(ended)
-		<-hasEnded
+		close(stopping)
+		<-stopped
 	}
 }

@@ -17,28 +17,34 @@ import (
 // The bounds of arrivals.
 const (
 	maxItems    = 100
-	maxClients  = 1_000_000            // of one item
-	maxDuration = 366 * 24 * time.Hour // of a simulation
+	maxClients  = 1_000_000            // in one item
+	maxDuration = 366 * 24 * time.Hour // the longest time of a simulation
 )
 
 // An Arrivals says when requests arrive.
 type Arrivals struct {
-	Text  string // with the names replaced by what they stand for
+	Text  string // what was parsed; each name is replaced by the arrivals that it stands for
 	Items []Item
 }
 
 // An Item is one part of Arrivals. It is either a stream, whose requests arrive whatever the
 // answers are, or a number of clients that each wait for an answer before their next request.
 type Item struct {
-	Count     int64          // requests of a stream without a rate; clients
-	rate      penstock.Limit // of a stream; of clients that join. Its Count is 0 if there is none
-	gap       time.Duration  // between the requests of a stream without a rate. 0: all at once
-	isPoisson bool           // the gaps of the rate are random
-	on, off   time.Duration  // a stream pauses for off after each on. on is 0 if it never pauses
-	IsClients bool
-	thinkMin  time.Duration // between an answer and the client's next request
-	thinkMax  time.Duration
-	From, To  time.Duration // To is math.MaxInt64 if only count ends a stream
+	// Count is the number of clients, or of requests of a stream without a rate. It is 0 for a stream
+	// with a rate.
+	Count int64
+
+	// rate is how fast the requests of a stream arrive, or how fast clients join. rate.Count is 0 if
+	// the item has no rate.
+	rate penstock.Limit
+
+	gap       time.Duration // the time between two requests of a stream without a rate. 0: all at once
+	isPoisson bool          // the requests of a stream with a rate have random gaps
+	on, off   time.Duration // a stream pauses for off after each on. on is 0 if it never pauses
+	IsClients bool          // the item is a number of clients; false: it is a stream
+	thinkMin  time.Duration // the shortest time between an answer and the client's next request
+	thinkMax  time.Duration // the longest one
+	From, To  time.Duration // since the start. To is math.MaxInt64 if only Count ends a stream
 	region    int           // where its requests arrive, from 1. 0: in each region in turn
 }
 
@@ -225,7 +231,7 @@ func (it *Item) check(isSet map[string]bool) error {
 // none.
 func (it *Item) Stream(rng *rand.Rand) func() (time.Duration, bool) {
 	var i int64
-	var offset time.Duration // of the next request, without pauses
+	var offset time.Duration // the time from the first request to the next one, without pauses
 	return func() (time.Duration, bool) {
 		at := it.From + offset
 		if it.on > 0 {
