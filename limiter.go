@@ -88,10 +88,10 @@ func (l *Limiter) Peek(ctx context.Context, key string) (Decision, error) {
 	return l.decide(ctx, key, noHolder, Peek, 1)
 }
 
-// Refund returns n units, or what is used if that is less, no matter which caller has used it. It
-// does not know when the units were charged. So a late Refund of a charge returns units of later
-// charges. A Reservation can be canceled or settled exactly at any time. A place in the queue of a
-// LeakyBucket stays taken, because others wait behind it.
+// Refund gives n units back, but no more than are used. It does not matter which caller used them.
+// Refund does not know when the units were charged. So a late Refund of a charge refunds units of
+// later charges. A Reservation can be canceled or settled exactly at any time. Refund does not free
+// a place in the queue of a LeakyBucket, because others wait behind it.
 func (l *Limiter) Refund(ctx context.Context, key string, n int64) (Decision, error) {
 	return l.decide(ctx, key, noHolder, Refund, n)
 }

@@ -18,6 +18,11 @@ import (
 // A burst gets exactly the limit's units: no unit is denied while a shard has one. Chance sends
 // some requests to a shard that has used its part. If the denial of this shard were final, about
 // √(N·S(1-1/S)/2π) of N units in S shards would be denied. Split calls further shards instead.
+//
+// The formula: each of N requests goes to one of S shards by chance. So the number at one shard is
+// nearly normal, with the mean N/S and the variance σ² = N/S·(1-1/S). The excess of a number is how
+// far it is above the mean, and 0 if it is below. The mean excess of a normal number is σ/√(2π).
+// All S shards together have S times this excess.
 func TestSplitGrantsAllUnitsAndNoMore(t *testing.T) {
 	effort.SkipUnderRace(t)
 	t.Parallel()
@@ -69,7 +74,7 @@ func TestSplitGrantsAllUnitsAndNoMore(t *testing.T) {
 }
 
 // Under overload, a bucket split into S shards admits at most its burst and the units that return
-// to it. The bucket admits at most S+1 units less than this bound.
+// to it. That is its bound. Of the units in the bound, at most S+1 are not admitted.
 func TestSplitBucketIsUsedToItsBound(t *testing.T) {
 	effort.SkipUnderRace(t)
 	t.Parallel()
@@ -96,9 +101,11 @@ func TestSplitBucketIsUsedToItsBound(t *testing.T) {
 }
 
 // When a split limit is lowered, each shard grants what is left of its part of the new limit. So
-// the shards grant more than an unsplit limit, by at most the parts of all shards but one. If the
-// new limit is N units and N are used, S shards grant about √(N·S(1-1/S)/2π) units more. The units
-// used before and those granted afterwards never exceed the old limit.
+// the shards may grant more than an unsplit limit. The most is the whole new limit without the part
+// of one shard: one shard had all requests, and the others still have their parts. If the new limit
+// is N units and N are used, S shards grant on average about √(N·S(1-1/S)/2π) units more: see the
+// formula of TestSplitGrantsAllUnitsAndNoMore. The units used before and those granted afterwards
+// never exceed the old limit.
 func TestLoweredSplitLimitGrantsWhatItsShardsHaveLeft(t *testing.T) {
 	effort.SkipUnderRace(t)
 	t.Parallel()

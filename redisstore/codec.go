@@ -375,7 +375,8 @@ func deniedStatus(reply string) penstock.Status {
 	return penstock.StatusOf(&algorithm.Outcome{Remaining: getNumber(reply), RetryAfter: getNumber(reply[8:]), ResetAfter: getNumber(reply[16:])})
 }
 
-// status reads one status. The size of the status shows its form.
+// status reads one status. Its length tells which numbers it has: see statusSize, plainSize and
+// receiptSize.
 func status(reply string, c *penstock.Charge) penstock.Status {
 	var receipt int64
 	if n := len(reply) - receiptSize; n == plainSize || n == statusSize {

@@ -104,12 +104,12 @@ func (s *mortalStore) Eval(ctx context.Context, script string, names []string, a
 	return reply, err
 }
 
-// A regionInstance is an instance of a region, with the store that decides.
+// A regionInstance is an instance of a region.
 type regionInstance struct {
 	*regions.Instance
-	own   *mortalStore
-	store penstock.Store
-	peers map[string]*mortalStore
+	own   *mortalStore            // the store of the region
+	store penstock.Store          // decides charges: own, and the Instance around it
+	peers map[string]*mortalStore // the stores of the other regions, by region
 
 	failed atomic.Pointer[string] // why the last exchange failed
 }

@@ -1,7 +1,8 @@
--- Decides batches of several callers. Each is like the batch of single.lua. All have the same
--- algorithms, and each is charged in full or not at all. Batches on one string follow each other,
--- so that the string is loaded once and saved once. If a string cannot be read, only the callers of
--- that string get an error.
+-- Decides batches of several callers. template.go explains @ and $. Each batch is like the batch of
+-- single.lua, which explains a$ to d$. All batches have the same algorithms, and each batch is
+-- charged in full or not at all. Batches on one string follow each other, so that the string is
+-- loaded once and saved once. If a string cannot be read, only the callers of that string get an
+-- error.
 local args, virtual = ARGV[1], 0
 local now, stamp, at = sunpack('<dxxxxxxI2', args)
 @clock

@@ -94,7 +94,7 @@ type division struct {
 type splitBatch struct {
 	next    batches.Func
 	charges []penstock.Charge
-	states  []chargeState // of each charge
+	states  []chargeState // one for each charge
 	source  penstock.Source
 
 	// isLastTry is true while the charges are sent for the last time. Only then does a denial count
@@ -116,8 +116,8 @@ type chargeState struct {
 	shortestRetry time.Duration   // the shortest RetryAfter of its denials
 	soonestShard  int             // the shard of that RetryAfter
 	isConfirmed   bool            // all shards together deny it
-	receipt       int64           // of the shards, for an exact Refund
-	grantingShard int             // the shard whose receipt the status has; allShards: all of them
+	receipt       int64           // the receipt that the shards get, for an exact Refund
+	grantingShard int             // the shard that gave the receipt of the status; allShards: all gave one
 	remaining     [maxParts]int64 // remaining units of each shard, 0 if not known
 	shardCosts    [maxParts]int64 // the cost for each shard, if all are called
 }
@@ -132,8 +132,9 @@ const (
 	oneShardWaiting                 // to the shard with the shortest RetryAfter, with patience
 )
 
-// begin prepares b for a batch. The charges before first are not split, and first has these parts.
-func (b *splitBatch) begin(s *store, charges []penstock.Charge, first int, parts *Parts) {
+// begin prepares b for a batch. firstSplit is the index of the first charge whose limit is split.
+// parts are the parts of this limit.
+func (b *splitBatch) begin(s *store, charges []penstock.Charge, firstSplit int, parts *Parts) {
 	b.next, b.charges, b.source, b.isLastTry = s.next, charges, penstock.FromStore, false
 	for len(b.states) < len(charges) {
 		b.states = append(b.states, chargeState{})
@@ -141,9 +142,9 @@ func (b *splitBatch) begin(s *store, charges []penstock.Charge, first int, parts
 	for i := range charges {
 		c, p := &charges[i], &b.states[i]
 		p.parts, p.status = nil, penstock.Status{}
-		if i == first {
+		if i == firstSplit {
 			p.parts = parts
-		} else if i > first {
+		} else if i > firstSplit {
 			p.parts = s.partsOf(c.Plan)
 		}
 		if p.parts == nil {

@@ -117,8 +117,8 @@ func NewPolicy(name string, plan *penstock.Plan) *Policy {
 		unit = `;qu="concurrent-requests"`
 	case a.RefillsSteadily():
 		p.canRefill, p.count, p.periodMicros = true, limit.Count, limit.Period.Microseconds()
-		if down, up := p.refillTime(p.capacity); down+up >= time.Second {
-			window = CeilSeconds(down + up)
+		if _, ceiling := p.refillTime(p.capacity); ceiling >= time.Second {
+			window = CeilSeconds(ceiling)
 		}
 	case a.IsCalendar():
 		window = calendarSeconds(limit.Period)
@@ -177,22 +177,23 @@ func calendarSeconds(longest time.Duration) int64 {
 	return 0
 }
 
-// refillTime returns the time in which a bucket refills some units, rounded down to a microsecond.
-// up is the time to add to round it up instead: 0 or 1 µs.
-func (p *Policy) refillTime(units int64) (down, up time.Duration) {
+// refillTime returns the time in which a bucket refills some units: rounded down to a microsecond,
+// and rounded up.
+func (p *Policy) refillTime(units int64) (floor, ceiling time.Duration) {
 	hi, lo := bits.Mul64(uint64(max(units, 0)), uint64(max(p.periodMicros, 0))) // the product may exceed 64 bits
 	count := uint64(max(p.count, 1))
 	if hi >= count {
-		return maxRefill, 0
+		return maxRefill, maxRefill
 	}
 	micros, rest := bits.Div64(hi, lo, count)
 	if micros >= uint64(maxRefill/time.Microsecond) {
-		return maxRefill, 0
+		return maxRefill, maxRefill
 	}
+	floor, ceiling = time.Duration(micros)*time.Microsecond, time.Duration(micros)*time.Microsecond
 	if rest > 0 {
-		up = time.Microsecond
+		ceiling += time.Microsecond
 	}
-	return time.Duration(micros) * time.Microsecond, up
+	return floor, ceiling
 }
 
 // maxRefill is the result of refillTime for values that no valid limit has. A valid limit needs at
@@ -224,8 +225,8 @@ func (q *Quota) untilReset() (time.Duration, bool) {
 func (q *Quota) nextUnit() time.Duration {
 	missing := q.Policy.capacity - max(q.Status.Remaining, 0)
 	if missing <= 0 {
-		down, up := q.Policy.refillTime(1)
-		return down + up
+		_, ceiling := q.Policy.refillTime(1)
+		return ceiling
 	}
 	afterNext, _ := q.Policy.refillTime(missing - 1) // the time in which the units after the next one come
 	return max(q.Status.ResetAfter-afterNext, 0)
