@@ -57,8 +57,9 @@ var mayImport = []struct{ pkg, imports string }{
 	{"httplimit/outbound", ". github.com/dunglas/httpsfv"},
 }
 
-// isLeaf reports whether a package is a leaf. Those in internal/policy and internal/transport are
-// none: they stand above policy and above admission.
+// isLeaf reports whether a package is a leaf. The packages in internal/policy are not leaves,
+// because they import package policy. Nor are the packages in internal/transport, because they may
+// import package admission.
 func isLeaf(name string) bool {
 	isAbove := strings.HasPrefix(name, "internal/policy/") || strings.HasPrefix(name, "internal/transport/")
 	return strings.HasPrefix(name, "internal/") && !isAbove && !isForTests(name)

@@ -487,8 +487,8 @@ func holdsCut(s slots, p Params, r Request, now int64) (Outcome, slots) {
 	return concurrency(s, p, r, now)
 }
 
-// A queue whose places all leave at the present limit's rate. So turns move that callers already
-// know.
+// A queue whose places all leave at the present limit's rate. Callers already know when it is their
+// turn, and a change of the limit then moves these turns.
 func turnsMoved(s queue, p Params, r Request, now int64) (Outcome, queue) {
 	if s.Rate != 0 {
 		s.Rate = p[0]
@@ -496,7 +496,8 @@ func turnsMoved(s queue, p Params, r Request, now int64) (Outcome, queue) {
 	return leakyBucket(s, p, r, now)
 }
 
-// A fixed window that is repaired whenever its end is more than MaxStall after the present end.
+// A fixed window that takes the end of the window in which now is, as soon as its stored end is
+// more than MaxStall after that end.
 func repairedTooSoon(s window, p Params, r Request, now int64) (Outcome, window) {
 	if ends, _, _, _ := windowEnd(p[1], p[2], p[3], now); s.End-ends > MaxStall {
 		s.End = ends

@@ -341,21 +341,22 @@ func letRueidisRead(t *testing.T, mode clientMode, stream []byte) {
 	}
 }
 
-// A scriptedConn answers HELLO, and then sends a stream as soon as a number of commands has come.
+// A scriptedConn is a connection to a server that answers HELLO. When the server has received
+// replyAfter commands, it sends the stream.
 type scriptedConn struct {
 	net.Conn
-	mu       sync.Mutex
-	changed  sync.Cond
-	commands commandScanner
-	sent     int64
-	after    int64
-	stream   io.Reader
-	hello    io.Reader
-	isClosed bool
+	mu         sync.Mutex
+	changed    sync.Cond
+	commands   commandScanner
+	received   int64 // commands that the client has sent
+	replyAfter int64 // commands, with HELLO
+	stream     io.Reader
+	hello      io.Reader
+	isClosed   bool
 }
 
-func newScripted(stream string, after int64) *scriptedConn {
-	c := &scriptedConn{after: after, hello: strings.NewReader("%1\r\n+proto\r\n:3\r\n"), stream: strings.NewReader(stream)}
+func newScripted(stream string, replyAfter int64) *scriptedConn {
+	c := &scriptedConn{replyAfter: replyAfter, hello: strings.NewReader("%1\r\n+proto\r\n:3\r\n"), stream: strings.NewReader(stream)}
 	c.changed.L = &c.mu
 	return c
 }
@@ -366,7 +367,7 @@ func (c *scriptedConn) Write(b []byte) (int, error) {
 	for rest := b; len(rest) > 0; {
 		var isComplete bool
 		if rest, isComplete = c.commands.scan(rest); isComplete {
-			c.sent++
+			c.received++
 		}
 	}
 	c.changed.Broadcast()
@@ -376,13 +377,13 @@ func (c *scriptedConn) Write(b []byte) (int, error) {
 func (c *scriptedConn) Read(b []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for c.sent == 0 && !c.isClosed {
+	for c.received == 0 && !c.isClosed {
 		c.changed.Wait()
 	}
 	if n, err := c.hello.Read(b); n > 0 {
 		return n, err
 	}
-	for c.sent < c.after && !c.isClosed {
+	for c.received < c.replyAfter && !c.isClosed {
 		c.changed.Wait()
 	}
 	if c.isClosed {

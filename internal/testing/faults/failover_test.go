@@ -22,7 +22,7 @@ var failovers = []fault{
 	},
 	{
 		id: "F6", name: "the primary demoted under its clients", on: []kind{sentinel}, cycles: 1, rounds: inSoak,
-		begin: func(e *experiment) { e.recordReplicated(); e.must(e.target.sentinel.Demote()) }, end: (*experiment).recordUnreplicated,
+		begin: func(e *experiment) { e.chooseVictim(); e.recordReplicated(); e.must(e.target.sentinel.Demote()) }, end: (*experiment).recordUnreplicated,
 		decidedBy: byAnySource, wantErrors: duringTakeover,
 		dataLosses: 1, finally: checkOnlyUnreplicatedLost,
 	},
@@ -34,6 +34,7 @@ var failovers = []fault{
 	{
 		id: "F13", name: "a failover by hand", on: []kind{sentinel}, cycles: 1, rounds: inSoak,
 		begin: noop, meanwhile: func(e *experiment) {
+			e.chooseVictim()
 			e.recordReplicated()
 			e.must(e.target.sentinel.Failover())
 			// The old primary decides until it is demoted. The Sentinels demote it only after 8 s.

@@ -86,20 +86,20 @@ func (e *experiment) granted() map[limitKey]int {
 	return all
 }
 
-// recordReplicated records the granted units that the replica has received. Units that the store
-// grants later may be lost.
-func (e *experiment) recordReplicated() *group {
+// recordReplicated records the granted units that the victim's replica has received. Units that the
+// store grants later may be lost. chooseVictim must have been called before.
+func (e *experiment) recordReplicated() {
 	e.Helper()
-	g := e.chooseVictim()
+	g := &e.group
 	g.replicated = e.granted()
 	e.must(g.successor.CatchUp(g.victim))
-	return g
 }
 
 // pauseReplication stops the replication to the replica.
 func pauseReplication(e *experiment) {
 	e.Helper()
-	g := e.recordReplicated()
+	g := e.chooseVictim()
+	e.recordReplicated()
 	if e.target.sentinel != nil {
 		e.target.sentinel.Proxy(g.victim).Block(g.successor.Source)
 		return

@@ -98,7 +98,8 @@ func (r *sentinelRoute) set(isBlocked bool) {
 
 // split cuts off the primary and the first instance from all others.
 func split(e *experiment) {
-	g := e.recordReplicated()
+	g := e.chooseVictim()
+	e.recordReplicated()
 	if e.target.cluster != nil {
 		e.target.cluster.Partition([]*redistest.Server{g.victim}, []string{minority}, []string{"127.0.0.1"})
 		return
