@@ -18,7 +18,7 @@ import (
 func TestGuardsLeaveLimitsThatCountDenialsToTheStore(t *testing.T) {
 	seed := effort.Seed()
 	random := rand.New(rand.NewPCG(seed, 0))
-	for range effort.Of(20, 1000) {
+	for range effort.Of(8, 1000) {
 		synctest.Test(t, func(t *testing.T) {
 			algorithms := []*algorithm.Algorithm{
 				penstock.TokenBucket, penstock.FixedWindow, penstock.AnchoredWindow, penstock.SlidingWindow, penstock.SubWindow(4), penstock.SlidingLog,

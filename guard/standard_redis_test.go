@@ -296,8 +296,8 @@ func TestCutConnectionsDoNotOpenTheBreaker(t *testing.T) {
 	cuts := 0
 	// Three of four cuts come while no call is in flight. So a hundred of them in a row have a chance
 	// below 10^-12.
-	for ; cuts < effort.Of(4, 8) || failures.Load() == 0 && cuts < 100; cuts++ {
-		before, decisions := byStore.Load(), int64(effort.Of(2_000, 10_000))
+	for ; cuts < effort.Of(3, 8) || failures.Load() == 0 && cuts < 100; cuts++ {
+		before, decisions := byStore.Load(), int64(effort.Of(500, 10_000))
 		eventually.True(t, "the store decides", func() bool { return byStore.Load() > before+decisions })
 		if _, err := server.Do("CLIENT", "KILL", "TYPE", "normal"); err != nil {
 			t.Fatal(err)

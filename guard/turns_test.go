@@ -91,7 +91,7 @@ func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
 		{name: "standard with a lease", wrap: standard(guard.Settings{Lease: 100}), slack: lease.Excess},
 		{name: "standard with shards and a lease", wrap: standard(guard.Settings{Lease: 100, SplitInto: 3}), slack: lease.Excess},
 	}
-	seeds := effort.Of(3, 8)
+	seeds := effort.Of(1, 8)
 	for _, c := range chains {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -148,7 +148,7 @@ func TestBusyLeasesOfLimitsInTurnKeepTheirBound(t *testing.T) {
 			for _, limit := range row.limits {
 				limits = append(limits, compiled(t, limit.WithName("tier")))
 			}
-			for seed := range uint64(3) {
+			for seed := range uint64(effort.Of(1, 8)) {
 				synctest.Test(t, func(t *testing.T) {
 					rng := rand.New(rand.NewPCG(seed, 11))
 					store := memstore.New(memstore.Options{})
