@@ -98,12 +98,7 @@ func suite(t *testing.T) clienttest.Suite {
 func TestClientsMakingOneCallAtATime(t *testing.T) {
 	effort.SkipUnderRace(t)
 	t.Parallel()
-	clienttest.RunSequential(t, suite(t), func(t *testing.T, c *redistest.Cluster) {
-		clienttest.RunConformance(t, redisstore.Options{},
-			clienttest.Maker{Name: "url", Client: dial("redis+cluster://" + strings.Join(c.Addrs(), ","))},
-			clienttest.Maker{Name: "url of one node", Client: dial("redis://" + c.Addrs()[0])},
-		)
-	})
+	clienttest.RunSequential(t, suite(t))
 }
 
 func TestClientsMakingManyCallsAtATime(t *testing.T) {
@@ -129,22 +124,8 @@ func TestNumbersOfOtherCallsAreNotDelivered(t *testing.T) {
 func TestOneServerObeysTheLaw(t *testing.T) {
 	t.Parallel()
 	s := redistest.Shared(t)
-	clienttest.RunConformance(t, redisstore.Options{},
-		clienttest.Maker{Name: "url", Client: dial(s.URL())},
-		clienttest.Maker{Name: "one connection", Client: func(t testing.TB) redisstore.Client { return oneConnection.One(t, s.Addr, clienttest.Options{}) }},
-	)
-}
-
-func TestHashedKeysObeyTheLaw(t *testing.T) {
-	effort.SkipUnderRace(t)
-	t.Parallel()
-	clienttest.RunConformance(t, redisstore.Options{Secret: []byte("a secret")}, clienttest.Maker{Name: "url", Client: dial(redistest.Shared(t).URL())})
-}
-
-func TestSentinelObeysTheLaw(t *testing.T) {
-	effort.SkipUnderRace(t)
-	t.Parallel()
-	s := redistest.StartSentinel(t)
-	url := "redis+sentinel://" + strings.Join(s.Addrs(), ",") + "/" + redistest.MasterName
-	clienttest.RunConformance(t, redisstore.Options{}, clienttest.Maker{Name: "url", Client: dial(url)})
+	clienttest.RunConformance(t, redisstore.Options{}, clienttest.Maker{Name: "url", Client: dial(s.URL())})
+	clienttest.RunConformance(t, redisstore.Options{Secret: []byte("a secret")}, clienttest.Maker{Name: "one connection, hashed keys", Client: func(t testing.TB) redisstore.Client {
+		return oneConnection.One(t, s.Addr, clienttest.Options{})
+	}})
 }

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/effort"
 	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/redisstore"
 )
@@ -53,7 +54,7 @@ func (s *clockServer) Eval(context.Context, string, []string, []string) (string,
 // as a step. A step that is too large for the network to hide must be counted, in its direction.
 func TestEveryStepOfTheServersClockIsCounted(t *testing.T) {
 	steps, readings := 0, 0
-	for seed := range uint64(200) {
+	for seed := range uint64(effort.Of(50, 2000)) {
 		synctest.Test(t, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 1))
 			server := &clockServer{offset: time.Duration(rng.Int64N(int64(time.Hour)))}

@@ -33,7 +33,7 @@ func TestTwinsCountDenialsAfterAChange(t *testing.T) {
 		large := limit.MustCompile()
 		limit.Count, limit.Period = 10, time.Second
 		small := limit.MustCompile()
-		for step := range effort.Of(2000, 200_000) {
+		for step := range effort.Of(600, 200_000) {
 			charge := penstock.Charge{Key: fmt.Sprint(step / 100), Plan: small, Cost: 1 + rng.Int64N(3)}
 			if step%100 < 10 {
 				charge.Plan = large

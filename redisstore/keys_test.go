@@ -195,7 +195,7 @@ func TestSecretHidesTheKey(t *testing.T) {
 func TestClientsCannotChooseTheSlotOfAKey(t *testing.T) {
 	effort.SkipUnderRace(t)
 	t.Parallel()
-	const keys = 100_000
+	const keys = 50_000
 	for _, secret := range []string{"", "secret"} {
 		s, plan := keyStore(t, secret), planOf(t, penstock.PerSecond(1))
 		var thirds [3]int // keys by thirds of the slots, as three primaries have them

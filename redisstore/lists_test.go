@@ -34,7 +34,7 @@ func TestListsAreDecidedAsTheirBatches(t *testing.T) {
 		penstock.Limit{Name: "bucket", Count: 1, Period: 24 * time.Hour, Burst: 30}.MustCompile(),
 	}
 	decided := 0
-	for range effort.Of(40, 2000) {
+	for range effort.Of(15, 2000) {
 		var list []*batches.Batch
 		for key := range 1 + rng.IntN(100) {
 			b := &batches.Batch{}

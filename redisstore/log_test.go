@@ -102,7 +102,7 @@ func TestLogsInTurnAreTwins(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	client := dialURL(t, server.URL())
-	for trace := range uint64(effort.Of(20, 1000)) {
+	for trace := range uint64(effort.Of(8, 1000)) {
 		seed := effort.Seed() + trace
 		rng := rand.New(rand.NewPCG(seed, 3))
 		clock := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)

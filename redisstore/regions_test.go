@@ -261,7 +261,7 @@ func TestRegionsWithLostRepliesAndSmallAnswers(t *testing.T) {
 		i.awaitLeft(t, p, "new", 1000)
 	}
 	const keys = 40
-	for round := range 5 {
+	for round := range 3 {
 		for n := range keys {
 			all["eu"].spend(t, p, fmt.Sprint(n), int64(n+1))
 			all["us"].spend(t, p, fmt.Sprint(n), 1)

@@ -210,16 +210,18 @@ func everyCommand(clock *time.Time) (steps []commandStep) {
 // dump returns the data of a server, by key. It fails the test if a key has no TTL.
 func dump(t *testing.T, s *redistest.Server) map[string]string {
 	t.Helper()
+	const script = `local all = {}
+for _, key in ipairs(redis.call('KEYS', '*')) do
+	all[#all + 1] = {key, redis.call('PEXPIRETIME', key), redis.call('DUMP', key)}
+end
+return all`
 	state := make(map[string]string)
-	for _, key := range mustDo(t, s, "KEYS", "*").([]any) {
-		expires := mustDo(t, s, "PEXPIRETIME", key.(string)).(int64)
+	for _, row := range mustDo(t, s, "EVAL", script, "0").([]any) {
+		key, expires, value := row.([]any)[0].(string), row.([]any)[1].(int64), row.([]any)[2]
 		if expires == -1 {
 			t.Errorf("key %q has no TTL; want one", key)
 		}
-		if expires == -2 { // the key has just expired
-			continue
-		}
-		state[key.(string)] = fmt.Sprintf("%d %q", expires, mustDo(t, s, "DUMP", key.(string)))
+		state[key] = fmt.Sprintf("%d %q", expires, value)
 	}
 	return state
 }

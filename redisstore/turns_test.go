@@ -19,7 +19,7 @@ func TestLimitsInTurnStayWithinTheBound(t *testing.T) {
 	server := redistest.Shared(t)
 	for _, limits := range storetest.SomeTurns() {
 		t.Run(limits[0].String(), func(t *testing.T) {
-			for n := range effort.Of(3, 60) {
+			for n := range effort.Of(1, 60) {
 				seed := effort.Seed() + uint64(n)
 				now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 				clock := func() time.Time { return now }

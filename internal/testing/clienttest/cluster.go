@@ -81,7 +81,7 @@ func nodesOfACluster(t *testing.T, suite Suite, cluster *redistest.Cluster) {
 // Use calls the store in a loop, as a breaker's probes do.
 func Use(store *redisstore.Store, during time.Duration) {
 	charges := []penstock.Charge{{Key: "k", Plan: penstock.PerHour(10).MustCompile(), Cost: 1}}
-	for end := time.Now().Add(during); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(during); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		store.Node(charges)
 		_, _ = store.Decide(context.Background(), charges)
 	}

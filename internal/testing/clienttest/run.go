@@ -27,9 +27,8 @@ type suiteTest struct {
 	run  func(*testing.T, Suite)
 }
 
-// RunSequential runs the tests that make one call at a time. onCluster runs further tests on the
-// Cluster that these tests share.
-func RunSequential(t *testing.T, s Suite, onCluster func(*testing.T, *redistest.Cluster)) {
+// RunSequential runs the tests that make one call at a time.
+func RunSequential(t *testing.T, s Suite) {
 	s.run(t,
 		suiteTest{"server comes up later", serverComesUpLater},
 		suiteTest{"server cannot decide", serverCannotDecide},
@@ -43,7 +42,6 @@ func RunSequential(t *testing.T, s Suite, onCluster func(*testing.T, *redistest.
 	t.Run("cluster", func(t *testing.T) {
 		t.Parallel()
 		c := redistest.StartCluster(t)
-		t.Run("more", func(t *testing.T) { onCluster(t, c) })
 		t.Run("nodes", func(t *testing.T) { nodesOfACluster(t, s, c) })
 		t.Run("scripts on each server", func(t *testing.T) { scriptsOnACluster(t, s, c) })
 		t.Run("rights", func(t *testing.T) { rightsOnACluster(t, s, c) })
@@ -66,7 +64,7 @@ func RunConcurrent(t *testing.T, s Suite) {
 		suiteTest{"one caller loads", oneCallerLoads},
 		suiteTest{"one caller sends the text", oneCallerSendsTheText},
 		suiteTest{"deadlines while connecting", func(t *testing.T, s Suite) { DeadlinesWhileConnecting(t, s.Library) }},
-		suiteTest{"linearizable", func(t *testing.T, s Suite) { linearizable(t, s, effort.Of(30, 3000)) }},
+		suiteTest{"linearizable", func(t *testing.T, s Suite) { linearizable(t, s, effort.Of(12, 3000)) }},
 		suiteTest{"linearizable with lost replies", func(t *testing.T, s Suite) { linearizableWithLostReplies(t, s, effort.Of(10, 600)) }},
 	)
 	// The following tests use one Cluster in turn, because some flush scripts, and some lose replies.
@@ -76,7 +74,7 @@ func RunConcurrent(t *testing.T, s Suite) {
 		t.Run("lost replies never charge twice", func(t *testing.T) { lostRepliesNeverChargeTwice(t, s, target) })
 		t.Run("forgotten scripts charge once", func(t *testing.T) { forgottenScriptsChargeOnce(t, s, target) })
 		t.Run("loaded limits need no other script", func(t *testing.T) { loadOnACluster(t, s, target.cluster) })
-		t.Run("linearizable", func(t *testing.T) { linearizableByKey(t, s, target.cluster, effort.Of(6, 500)) })
+		t.Run("linearizable", func(t *testing.T) { linearizableByKey(t, s, target.cluster, effort.Of(3, 500)) })
 	})
 }
 
