@@ -199,7 +199,7 @@ func TestRapidResetsKeepFewGRPCCallsInFlight(t *testing.T) {
 // Clients may send calls that are refused, and read nothing. When the answers fill the buffers of
 // the network, the service stops to read; see package grpcqueue.
 func TestUnreadRefusalsOfGRPCCallsTakeLittleMemory(t *testing.T) {
-	const connections, calls = 2, 100_000
+	const connections, calls = 1, 100_000
 	const bound = 12 << 20              // bytes in the service and in the clients
 	large := strings.Repeat("x", 1<<10) // fills the buffers of the network
 	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0"}, withEcho(capitalize))
@@ -281,8 +281,8 @@ func TestGRPCCallsWithoutAHandlerReleaseTheirMemory(t *testing.T) {
 // A client may send frames that are no calls, and read nothing. The service keeps little for it,
 // and serves others meanwhile.
 func TestGRPCFloodsTakeLittleMemory(t *testing.T) {
-	const frames = 50_000
-	const bound = 24 << 20 // bytes that one flood takes, in the service and in the client
+	const frames = 20_000
+	const bound = 12 << 20 // bytes that one flood takes, in the service and in the client
 	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0"}, withEcho(capitalize))
 	other := r.grpcClient(nil)
 	if answer, err := say(callContext(t), other, "x"); answer != "X" {

@@ -84,7 +84,7 @@ func TestSlowClientsAreCutOffWhileOthersAreServed(t *testing.T) {
 	}
 	var served atomic.Int64
 	slowEnded := make(chan struct{})
-	for range 4 {
+	for range 2 {
 		others.Go(func() {
 			for {
 				select {

@@ -20,8 +20,8 @@ rules:
 `
 	const logInterval = 10 * time.Second // between two lines of the same kind, as in package core
 	began := time.Now()
-	const outages = 3
-	const rounds = 3 // how often each path is tried in an outage
+	const outages = 2
+	const rounds = 2 // how often each path is tried in an outage
 	redis := redistest.Start(t)
 	redis.Kill()
 	r := startWithoutLeakCheck(t, hello, limitedBy(t, policy, map[string]string{"store": redis.URL(), "store-timeout": "200ms"}))

@@ -88,7 +88,7 @@ func TestClosedWindowsTakeBoundedMemory(t *testing.T) {
 		flags         map[string]string
 	}{
 		{name: "proxy", status: "403", cost: memoryOfForwarded},
-		{name: "proxy, with many headers", status: "403", cost: memoryOfForwarded + 300*memoryOfField, headers: 300},
+		{name: "proxy, with many headers", status: "403", cost: memoryOfForwarded + 100*memoryOfField, headers: 100},
 		{name: "api", status: "404", cost: memoryOfCall, flags: map[string]string{"api": "127.0.0.1:0"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -83,7 +83,7 @@ rules: [{name: queue, per: global, limits: [{rate: 1/h, algorithm: leaky-bucket,
 		h2 := &http.Transport{Protocols: new(http.Protocols)}
 		h2.Protocols.SetUnencryptedHTTP2(true)
 		defer h2.CloseIdleConnections()
-		const clients = 20
+		const clients = 8
 		for i := range clients {
 			ctx, hangUp := context.WithCancel(t.Context())
 			ended := make(chan error)

@@ -218,10 +218,10 @@ func (r *regionTest) awaitContact(region string, isWanted bool) {
 // A sentRequest is a request that was admitted.
 type sentRequest struct{ sent, answered time.Time }
 
-// load sends requests to a region, about 100 a second, until stop is closed. It returns those that
+// load sends requests to a region, about 40 a second, until stop is closed. It returns those that
 // were admitted.
 func (r *regionTest) load(region string, stop <-chan struct{}) (admitted []sentRequest) {
-	tick := time.NewTicker(10 * time.Millisecond)
+	tick := time.NewTicker(25 * time.Millisecond)
 	defer tick.Stop()
 	for {
 		select {
@@ -259,7 +259,7 @@ rules:
   - name: all
     per: {key: header X-Key}
     limits:
-      - {rate: "100/s, burst 100", across: exchange}
+      - {rate: "40/s, burst 40", across: exchange}
       - {name: total, rate: "1000/30day, burst 100k", across: exchange}
 `)
 	limit, err := penstock.ParseRate("1000/30day, burst 100000")
@@ -288,7 +288,7 @@ rules:
 	for i, name := range regionNames {
 		loads.Go(func() { admitted[i] = r.load(name, stop) })
 	}
-	time.Sleep(5 * time.Second)
+	time.Sleep(3 * time.Second)
 	r.setCut("us", true)
 	r.awaitContact("us", false)
 	if state := getAdmin[adminapi.State](r.services["eu"], "state"); len(state.Regions) != 2 || state.Regions[1].Name != "us" || state.Regions[1].IsInContact || !state.Regions[0].IsInContact || state.Regions[1].LagMS <= state.Regions[0].LagMS {
@@ -316,7 +316,7 @@ rules:
 	if page := r.services["eu"].mustGet("http://"+r.services["eu"].Admin+"/health", 200); !strings.Contains(page, "no contact: each region has its share") {
 		t.Errorf("during the cut, the page Health does not say so: %s", page)
 	}
-	time.Sleep(5 * time.Second)
+	time.Sleep(3 * time.Second)
 	r.setCut("us", false)
 	r.awaitContact("us", true)
 	eventually.NoError(t, func() error {
@@ -335,7 +335,7 @@ rules:
 	length := time.Since(begin)
 
 	// All that is sent and answered within an interval was admitted within it.
-	second := penstock.Per(100, time.Second).With(algorithm.Across(penstock.TokenBucket)).MustCompile()
+	second := penstock.Per(40, time.Second).With(algorithm.Across(penstock.TokenBucket)).MustCompile()
 	over, text := regions.Setup{Count: 3, Every: 500 * time.Millisecond, Delay: 80 * time.Millisecond}.Bound(second)
 	all := int64(0)
 	for from := time.Duration(0); from < length; from += 500 * time.Millisecond {
