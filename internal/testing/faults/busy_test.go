@@ -36,7 +36,7 @@ const (
 // failover, and while busyMain is stopped for a time. When Redis is stopped, the first callers wait
 // for the deadline, and later callers do not wait.
 func TestBusyMachineIsNoFailureOfTheStore(t *testing.T) {
-	decisions := repeats(2_000, 10_000)
+	decisions := repeats(1_000, 10_000)
 	group := redistest.StartSentinel(t)
 	first, last := cores(t)
 	for _, s := range append([]*redistest.Server{group.Primary, group.Replica}, group.Sentinels...) {

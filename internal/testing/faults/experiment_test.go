@@ -117,9 +117,22 @@ type experiment struct {
 	group         group           // state of faults on several servers
 }
 
-func TestLimitsHoldThroughEveryFault(t *testing.T) {
-	for i := range catalog {
+// chosenFaults returns all faults of the catalog in a soak, or in a run with a seed. make test runs
+// one fault of each id, another one in each run.
+func chosenFaults() (chosen []*fault) {
+	isChosen := make(map[string]bool) // by id
+	for _, i := range rand.Perm(len(catalog)) {
 		f := &catalog[i]
+		if isSoak || *seedFlag != 0 || !isChosen[f.id] {
+			chosen = append(chosen, f)
+			isChosen[f.id] = true
+		}
+	}
+	return chosen
+}
+
+func TestLimitsHoldThroughEveryFault(t *testing.T) {
+	for _, f := range chosenFaults() {
 		t.Run(strings.ReplaceAll(f.id+" "+f.name, " ", "_"), func(t *testing.T) {
 			t.Parallel()
 			if f.on == nil {
