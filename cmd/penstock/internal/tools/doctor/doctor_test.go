@@ -7,10 +7,10 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -358,7 +358,7 @@ func TestEachFaultIsFound(t *testing.T) {
 // evict makes the server evict keys until the test ends.
 func evict(t *testing.T, s *redistest.Server) {
 	do(t, s, "CONFIG SET maxmemory 3mb", "CONFIG SET maxmemory-policy allkeys-lru")
-	runInBackground(t, func(i int) { _, _ = s.Do("SET", fmt.Sprint("other", i), strings.Repeat("x", 50_000)) })
+	repeat(t, s, "-i", "0.002", "EVAL", "redis.call('SET', redis.call('TIME')[2], string.rep('x', 50000))", "0")
 	eventually.NoError(t, func() error {
 		if text, _ := s.Do("INFO", "stats"); strings.Contains(fmt.Sprint(text), "evicted_keys:0\r") {
 			return errors.New("nothing was evicted yet")
@@ -369,28 +369,25 @@ func evict(t *testing.T, s *redistest.Server) {
 
 // slow pauses the server for 20 ms again and again.
 func slow(t *testing.T, s *redistest.Server) {
-	runInBackground(t, func(int) { _, _ = s.Do("DEBUG", "SLEEP", "0.02") })
+	repeat(t, s, "DEBUG", "SLEEP", "0.02")
 }
 
-// runInBackground calls run again and again, in four goroutines, until the test ends. Each call has
-// another i.
-func runInBackground(t *testing.T, run func(i int)) {
-	const goroutines = 4
-	var isOver atomic.Bool
-	done := make(chan struct{})
-	for g := range goroutines {
-		go func() {
-			for i := g; !isOver.Load(); i += goroutines {
-				run(i)
-			}
-			done <- struct{}{}
-		}()
+// repeat runs a command on the server again and again, in four clients, until the test ends.
+func repeat(t *testing.T, s *redistest.Server, command ...string) {
+	for range 4 {
+		startClient(t, s, append([]string{"-r", "-1"}, command...)...)
+	}
+}
+
+// startClient starts the command line client of a server. It ends with the test.
+func startClient(t *testing.T, s *redistest.Server, args ...string) {
+	client := exec.Command(redistest.CLI(), append([]string{"-s", s.Socket}, args...)...)
+	if err := client.Start(); err != nil {
+		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		isOver.Store(true)
-		for range goroutines {
-			<-done
-		}
+		_ = client.Process.Kill()
+		_ = client.Wait()
 	})
 }
 
@@ -515,12 +512,7 @@ func TestBusyServerIsFound(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	do(t, s, "CONFIG SET busy-reply-threshold 10")
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		_, _ = s.Do("EVAL", "while true do end", "0")
-	}()
-	t.Cleanup(func() { _, _ = s.Do("SCRIPT", "KILL"); <-ended })
+	startClient(t, s, "EVAL", "while true do end", "0")
 	eventually.NoError(t, func() error {
 		if _, err := s.Do("PING"); err == nil || !strings.HasPrefix(err.Error(), "BUSY") {
 			return fmt.Errorf("PING returns %v; want BUSY", err)
