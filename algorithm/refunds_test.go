@@ -146,9 +146,9 @@ func TestRefundIsExact(t *testing.T) {
 		t.Run(a.Title(), func(t *testing.T) {
 			t.Parallel()
 			seed := effort.Seed()
-			traces := effort.Of(800, 100_000)
+			traces := effort.Of(250, 100_000)
 			if a == TokenBucket {
-				traces = effort.Of(8_000, 2_000_000)
+				traces = effort.Of(2_500, 2_000_000)
 			}
 			for trace := range uint64(traces) {
 				r := refundTrace{algorithm: a}

@@ -70,7 +70,7 @@ func TestCallsAreDecidedAsTheBareStoreDecides(t *testing.T) {
 		},
 	})
 	conn := dial(t, serve(t, new(shop), guarded(gate)...))
-	for i := range effort.Of(2_000, 100_000) {
+	for i := range effort.Of(600, 100_000) {
 		now = now.Add(time.Duration(r.IntN(400)) * time.Millisecond)
 		got := buy(t, conn, "Buy", strconv.Itoa(r.IntN(5)), "x-key", strconv.Itoa(r.IntN(3)))
 		fields, want := got.header, codes.OK
@@ -90,7 +90,7 @@ func TestCallsAreDecidedAsTheBareStoreDecides(t *testing.T) {
 			}
 		}
 	}
-	// Each second call or so is denied, so the chance that none is, or that all are, is about 2^-2000.
+	// Each second call or so is denied, so the chance that none is, or that all are, is about 2^-600.
 	if allowed == 0 || denied == 0 {
 		t.Errorf("%d calls were allowed and %d denied; want some of both", allowed, denied)
 	}
@@ -172,7 +172,7 @@ func awaitStore(t *testing.T, conn *grpc.ClientConn) {
 
 // A long stream uses no more memory than a short one.
 func TestLongStreams(t *testing.T) {
-	messages := effort.Of(20_000, 1_000_000)
+	messages := effort.Of(5_000, 1_000_000)
 	gate := gateOf(t, memstore.New(memstore.Options{}), ruleOf(t, "r", policy.ByAddress(), penstock.PerSecond(1_000_000), penstock.InFlight(1, time.Minute)), grpclimit.Options{Messages: true, MaxMessageWait: time.Minute})
 	stream := chat(t, dial(t, serve(t, new(shop), guarded(gate)...)))
 	received := make(chan error, 1)

@@ -84,7 +84,7 @@ rules:
 			}
 		})
 	}
-	changes := effort.Of(60, 150)
+	changes := effort.Of(20, 150)
 	for i := range changes {
 		next := files[(i+1)%len(files)]
 		before := loaded.Load() + invalid.Load()

@@ -221,7 +221,7 @@ func TestIdleCountersAreSwept(t *testing.T) {
 
 // A batch sweeps too: the counters of old keys make room for those of new keys.
 func TestBatchesSweepIdleCounters(t *testing.T) {
-	const keys, most = 100_000, 2000
+	const keys, most = 20_000, 2000
 	clock := newManualClock()
 	s := memstore.New(memstore.Options{Now: clock.Now, Locks: 1})
 	first, second := penstock.PerSecond(10).MustCompile(), penstock.PerSecond(20).WithName("other").MustCompile()
@@ -353,10 +353,10 @@ func TestDecisionOfOneLimitAllocatesNothing(t *testing.T) {
 // this test also shows that every access to a counter holds the counter's lock.
 func TestConcurrentBatchesConserveUnits(t *testing.T) {
 	t.Parallel()
-	const keys, numLimits, goroutines, rounds = 6, 3, 32, 300
-	limits := [numLimits]penstock.Limit{
-		penstock.PerDay(50).WithName("token"), penstock.PerDay(70).With(penstock.SlidingLog).WithName("log"),
-		penstock.PerDay(60).With(penstock.SubWindow(3)).WithName("sub"),
+	const keys, numLimits, goroutines, rounds = 6, 3, 32, 100
+	plans := [numLimits]*penstock.Plan{
+		penstock.PerDay(50).WithName("token").MustCompile(), penstock.PerDay(70).With(penstock.SlidingLog).WithName("log").MustCompile(),
+		penstock.PerDay(60).With(penstock.SubWindow(3)).WithName("sub").MustCompile(),
 	}
 	clock := newManualClock()
 	for _, locks := range []int{1, 2, 256} {
@@ -372,7 +372,7 @@ func TestConcurrentBatchesConserveUnits(t *testing.T) {
 					var batch []penstock.Charge
 					for _, i := range counters {
 						mode := []penstock.Mode{penstock.Spend, penstock.Spend, penstock.Refund, penstock.Peek}[rng.IntN(4)]
-						batch = append(batch, penstock.Charge{Key: fmt.Sprint("k", i/numLimits), Plan: limits[i%numLimits].MustCompile(), Cost: 1 + rng.Int64N(3), Mode: mode})
+						batch = append(batch, penstock.Charge{Key: fmt.Sprint("k", i/numLimits), Plan: plans[i%numLimits], Cost: 1 + rng.Int64N(3), Mode: mode})
 					}
 					d, err := s.Decide(context.Background(), batch)
 					if err != nil {
@@ -391,7 +391,7 @@ func TestConcurrentBatchesConserveUnits(t *testing.T) {
 		}
 		all.Wait()
 		for i := range used {
-			plan := limits[i%numLimits].MustCompile()
+			plan := plans[i%numLimits]
 			d := decide(t, s, penstock.Charge{Key: fmt.Sprint("k", i/numLimits), Plan: plan, Mode: penstock.Peek})
 			if got := plan.Limit().Count - d.Status(0).Remaining; got != used[i].Load() {
 				t.Errorf("seed %d, %d locks: %d units of %s are used, but %d were granted and not refunded; want the same", seed, locks, got, plan.Name(), used[i].Load())

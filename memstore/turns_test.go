@@ -18,7 +18,7 @@ func TestLimitsInTurnStayWithinTheBound(t *testing.T) {
 	for _, limits := range storetest.SomeTurns() {
 		t.Run(limits[0].String(), func(t *testing.T) {
 			t.Parallel()
-			for seed := range uint64(40) {
+			for seed := range uint64(effort.Of(10, 400)) {
 				clock := newManualClock()
 				turns := storetest.Turns{
 					Store: memstore.New(memstore.Options{Now: clock.Now}), Limits: limits, Now: clock.Now, Advance: clock.advance,

@@ -314,7 +314,7 @@ func TestRulesAgreeWithASecondImplementation(t *testing.T) {
 	pick := func(list ...string) string { return list[r.IntN(len(list))] }
 	segment := func() string { return pick("a", "a", "b", "ab", "a*", "*b", "a*b", "{x}", "*") }
 	tried := 0
-	for range effort.Of(150, 300) {
+	for range effort.Of(50, 300) {
 		var text strings.Builder
 		text.WriteString("rules:\n")
 		var patterns []*testPattern

@@ -439,7 +439,7 @@ func TestManyChangesAreFewLoads(t *testing.T) {
 	reports := new(recorder)
 	name := writeFirstPolicy(t, t.TempDir())
 	w := newWatcher(t, name, never, WatchOptions{Notify: reports.notify, settle: 200 * time.Millisecond}, loadPlain)
-	const changes = 1000
+	const changes = 200
 	for i := range changes {
 		replace(t, name, version(fmt.Sprint("v", i+2)))
 	}
@@ -522,7 +522,7 @@ func TestRulesAreNeverAMixtureOfTwoVersions(t *testing.T) {
 			}
 		}
 		swaps := 0
-		for mixed.Load() < 20 || swaps < 100 {
+		for mixed.Load() < 8 || swaps < 40 {
 			swaps++
 			publish(swaps)
 			select { // if a load is between the two files, swap them now

@@ -127,7 +127,7 @@ func TestForgedKeyIDsCauseFewReads(t *testing.T) {
 		v.keyFetcher.client.Transport = p
 		v.Start(nil)
 		defer v.Close()
-		const minutes, perSecond = 30, 20
+		const minutes, perSecond = 30, 4
 		forged := 0
 		for range minutes * 60 {
 			for range perSecond {
@@ -354,7 +354,7 @@ func TestVerifyWhileKeysChange(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
-			for range 500 {
+			for range 150 {
 				c, err := issuer.verifier.Claims(token)
 				if sub, _ := c.Text("sub"); err != nil || sub != "victim" {
 					t.Errorf("the sub is %q with the error %v; want \"victim\" and no error", sub, err)

@@ -86,7 +86,7 @@ func TestSketchKeepsEveryHeavyItemWithinItsError(t *testing.T) {
 	seed := effort.Seed()
 	t.Logf("PENSTOCK_SEED=%d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
-	n := effort.Of(300_000, 3_000_000)
+	n := effort.Of(100_000, 3_000_000)
 	for _, stream := range eventStreams(r) {
 		one, exact := newSketch(sketchSize), make(map[string]uint64)
 		parts := make([]*sketch, 10)

@@ -151,7 +151,7 @@ func TestCallsGiveTheDecisionsOfTheStore(t *testing.T) {
 	ctx := withToken(t, callerToken)
 	random := rand.New(rand.NewPCG(1, 2))
 	denied := 0
-	const callCount = 3000
+	const callCount = 800
 	for i := range callCount {
 		s.clock.advance(time.Duration(random.Int64N(int64(20 * time.Second))))
 		key, cost := []string{"user:1", "user:2", "user:3"}[random.IntN(3)], int64(random.IntN(5))

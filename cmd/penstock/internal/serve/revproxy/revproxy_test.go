@@ -508,7 +508,7 @@ func TestLargeBodiesPassUnchanged(t *testing.T) {
 		http.NewResponseController(w).EnableFullDuplex() // the upstream responds while it still reads
 		io.Copy(w, r.Body)
 	}))
-	const size = 8 << 20 // bytes; more than all buffers hold
+	const size = 4 << 20 // bytes; more than all buffers hold
 	sent, got := sha256.New(), sha256.New()
 	for _, length := range []int64{size, -1} {
 		sent.Reset()
@@ -551,7 +551,7 @@ func TestConcurrentRequestsGetTheirOwnResponses(t *testing.T) {
 		body, _ := io.ReadAll(r.Body)
 		fmt.Fprintf(w, "%s %s", r.URL.Path, body)
 	}))
-	const clients, each = 50, 20
+	const clients, each = 50, 6
 	var group sync.WaitGroup
 	for c := range clients {
 		group.Go(func() {

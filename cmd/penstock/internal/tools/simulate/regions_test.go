@@ -232,41 +232,42 @@ func failing(end, length time.Duration) (cuts []Cut) {
 }
 
 func TestRegionsAdmitAtMostTheBound(t *testing.T) {
-	stories := effort.Of(150, 100_000)
+	stories := effort.Of(50, 100_000)
 	const reserve = 5 * time.Minute // for the other tests of a soak on a slow machine
 	deadline, hasDeadline := t.Deadline()
 	var next, told atomic.Int64
 	var mu sync.Mutex
 	most := 0.0
-	var tellers sync.WaitGroup
-	for range runtime.GOMAXPROCS(0) {
-		tellers.Go(func() {
-			for i := next.Add(1) - 1; i < int64(stories); i = next.Add(1) - 1 {
-				if effort.IsSoak && hasDeadline && time.Until(deadline) < reserve {
-					return
+	t.Run("stories", func(t *testing.T) {
+		for range runtime.GOMAXPROCS(0) {
+			t.Run("", func(t *testing.T) {
+				t.Parallel()
+				for i := next.Add(1) - 1; i < int64(stories); i = next.Add(1) - 1 {
+					if effort.IsSoak && hasDeadline && time.Until(deadline) < reserve {
+						return
+					}
+					s := randomStory(t, effort.Seed()+uint64(i))
+					a, _, err := tell(t, s)
+					if err != nil || a.over > a.bound {
+						t.Errorf("PENSTOCK_SEED=%d: %.1f units beyond the limit, the bound is %.1f; %v: %v", s.seed, a.over, a.bound, err, s)
+					}
+					told.Add(1)
+					mu.Lock()
+					if a.bound > 1 {
+						most = max(most, a.over/a.bound)
+					}
+					mu.Unlock()
 				}
-				s := randomStory(t, effort.Seed()+uint64(i))
-				a, _, err := tell(t, s)
-				if err != nil || a.over > a.bound {
-					t.Errorf("PENSTOCK_SEED=%d: %.1f units beyond the limit, the bound is %.1f; %v: %v", s.seed, a.over, a.bound, err, s)
-				}
-				told.Add(1)
-				mu.Lock()
-				if a.bound > 1 {
-					most = max(most, a.over/a.bound)
-				}
-				mu.Unlock()
-			}
-		})
-	}
-	tellers.Wait()
+			})
+		}
+	})
 	t.Logf("counted: %d stories of regions; at most %.0f %% of the bound was used", told.Load(), 100*most)
 }
 
 // TestEachRegionHasItsShare: under lasting overload, each region gets what a bucket of its own with
 // an equal part of the limit admits, also after a cut. Without a cut, the whole limit is used.
 func TestEachRegionHasItsShare(t *testing.T) {
-	stories, least := effort.Of(40, 1000), math.Inf(1)
+	stories, least := effort.Of(15, 1000), math.Inf(1)
 	for i := range uint64(stories) {
 		rng := rand.New(rand.NewPCG(effort.Seed()+i, 2))
 		n, perSecond := 2+rng.IntN(4), 60+rng.IntN(60)

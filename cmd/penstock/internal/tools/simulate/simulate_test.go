@@ -211,7 +211,7 @@ func TestOutagesStayWithinTheBound(t *testing.T) {
 		return result.MostUnits, burst + count + over, fmt.Sprintf("seed %d: %v, %d instances, down from %v to %v", seed, limit, instances, o.DownFrom, o.DownTo)
 	}
 	isFound := false
-	for seed := range uint64(200) {
+	for seed := range uint64(60) {
 		if admitted, bound, replay := most(seed, guard.FailLocal); admitted > bound {
 			t.Errorf("%s: %d units were admitted in a second; want at most %d", replay, admitted, bound)
 		}

@@ -93,7 +93,7 @@ func runVisits(t *testing.T, clients map[string][]visit, o Options) (*Report, er
 // TestCountsAreTheSmallestWithinTheBudget: in random logs, a real limit of the count for a budget
 // denies at most that share of the clients. One less denies more of them.
 func TestCountsAreTheSmallestWithinTheBudget(t *testing.T) {
-	for seed := range uint64(20) {
+	for seed := range uint64(8) {
 		rng := rand.New(rand.NewPCG(seed, 0))
 		clients := make(map[string][]visit)
 		for i := range 12 + rng.IntN(30) {
@@ -140,7 +140,7 @@ func TestCountsAreTheSmallestWithinTheBudget(t *testing.T) {
 // TestPeaksKeepLittle: if too much is kept, it is merged. The counts are then too high at most, and
 // what has ended is dropped.
 func TestPeaksKeepLittle(t *testing.T) {
-	for seed := range uint64(20) {
+	for seed := range uint64(8) {
 		rng := rand.New(rand.NewPCG(seed, 0))
 		exact, merged, held := slidingPeak{length: 1e6}, slidingPeak{length: 1e6}, 0
 		flight, flightHeld := flightPeak{}, 0

@@ -139,7 +139,7 @@ func TestAbusersAreFoundAndOthersPass(t *testing.T) {
 		"203.0.113.4": append(steady(1500, 20*time.Millisecond), steady(40000, 90*time.Millisecond)[20000:]...),
 		"203.0.113.5": steady(9000, 400*time.Millisecond)[:9000], // 2.5/s for an hour
 	}
-	for seed := range uint64(5) {
+	for seed := range uint64(2) {
 		rng := rand.New(rand.NewPCG(seed, 0))
 		clients := make(map[string][]time.Time)
 		for i := range people { // pages of some requests, every minute or so
