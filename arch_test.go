@@ -287,6 +287,7 @@ func TestEveryPackageHasADoc(t *testing.T) {
 }
 
 func TestEveryExportedNameIsDocumented(t *testing.T) {
+	effort.SkipUnderRace(t)
 	for name, p := range packages(t) {
 		if strings.HasPrefix(name, "internal/") || strings.Contains(name, "/internal/") {
 			continue

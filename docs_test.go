@@ -507,6 +507,7 @@ var queriesOfUsers = []struct{ query, page string }{
 
 // A row of the index has all words of a query, and its first link leads to the page.
 func TestIndexAnswersQueriesOfUsers(t *testing.T) {
+	effort.SkipUnderRace(t)
 	index := pages(t)[filepath.Join("docs", "README.md")]
 	row := regexp.MustCompile(`(?m)^\| ([^|\n]+) \| [^|\n]*?\]\(([^)]+)\)[^|\n]*\|$`) // the groups are the words and the first link
 	rows := row.FindAllStringSubmatch(index, -1)

@@ -63,7 +63,7 @@ const (
 	patienceOutOfStep = 30 * time.Millisecond
 
 	callersOutOfStep = 8
-	callsOutOfStep   = 40 // of each caller
+	callsOutOfStep   = 20 // of each caller
 )
 
 // RepliesOutOfStep disturbs the replies to a client. A decision must always have the numbers of its

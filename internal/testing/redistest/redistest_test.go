@@ -179,18 +179,6 @@ func TestServerDiesWithItsProgram(t *testing.T) {
 	}
 }
 
-func TestClusterServesEverySlot(t *testing.T) {
-	t.Parallel()
-	c := StartCluster(t)
-	found := c.Primaries()
-	if len(found) != primaries || !slices.Equal(found, c.Nodes[:primaries]) {
-		t.Fatalf("found %d primaries; want the first %d nodes", len(found), primaries)
-	}
-	for _, p := range found {
-		setOwnKey(t, p)
-	}
-}
-
 func TestProxiedClusterAnnouncesItsProxies(t *testing.T) {
 	t.Parallel()
 	c, proxies := StartProxiedCluster(t)
@@ -219,17 +207,6 @@ func TestProxiedClusterAnnouncesItsProxies(t *testing.T) {
 	}
 	awaitLoss(t, p)
 	wantReply(t, c.Nodes[1], "2", "GET", key)
-}
-
-func TestSentinelsAgreeOnThePrimary(t *testing.T) {
-	t.Parallel()
-	s := StartSentinel(t)
-	for _, addr := range s.Addrs() {
-		got, err := call("tcp", addr, answerTimeout, "SENTINEL", "get-master-addr-by-name", MasterName)
-		if fmt.Sprint(got) != "[127.0.0.1 "+portOf(s.Primary.Addr)+"]" {
-			t.Errorf("the Sentinel at %s reports the primary %v, %v; want port %s", addr, got, err, portOf(s.Primary.Addr))
-		}
-	}
 }
 
 func TestProxyLosesRepliesNotCommands(t *testing.T) {
