@@ -436,7 +436,7 @@ func TestFlappingStoreIsCalledLessAndLess(t *testing.T) {
 
 func TestBreakerClosesAfterAnyFault(t *testing.T) {
 	effort.SkipUnderRace(t)
-	seeds := effort.Of(10, 100)
+	seeds := effort.Of(20, 100)
 	for seed := range uint64(seeds) {
 		synctest.Test(t, func(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 0))

@@ -42,7 +42,7 @@ func TestCachedDenialsOfRedisAreTrue(t *testing.T) {
 		callers.Go(func() {
 			const keys = 16
 			var cached [keys]struct{ retry, drift time.Duration } // of the store's last denial
-			for i := range effort.Of(1000, 20_000) {
+			for i := range effort.Of(3000, 20_000) {
 				key := i % keys
 				charge := spend(fmt.Sprint(caller, "-", key), limit, 1)
 				begin := time.Now()

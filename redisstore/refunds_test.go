@@ -32,7 +32,7 @@ func TestTwinsRefundExactly(t *testing.T) {
 			t.Parallel()
 			seed := effort.Seed()
 			refunds := 0
-			for trace := range uint64(effort.Of(12, 2000)) {
+			for trace := range uint64(effort.Of(20, 2000)) {
 				n, err := runReservations(client, a, rand.New(rand.NewPCG(seed, uint64(i)<<32|trace)))
 				if err != nil {
 					t.Fatalf("PENSTOCK_SEED=%d go test -run 'TestTwinsRefundExactly/%s' (trace %d): %v", seed, a.Title(), trace, err)

@@ -44,7 +44,7 @@ func TestTwins(t *testing.T) {
 }
 
 // batchesPerSubject returns how many batches are compared for each subject, in many traces.
-func batchesPerSubject() int { return effort.Of(1_500, 1_000_000) }
+func batchesPerSubject() int { return effort.Of(3_000, 1_000_000) }
 
 // A twinSubject is what a trace charges: one algorithm in several variants, or a mixture.
 type twinSubject struct {
