@@ -191,7 +191,7 @@ func closeConnectionsToAll(e *experiment) {
 	if most := int64((kills + 1) * instances * len(e.target.servers) * perNode); dialed > most {
 		e.Errorf("%d connections were dialed after all had been closed %d times; want at most %d", dialed, kills, most)
 	}
-	e.Logf("counted: %d times all connections to a Cluster closed (%d dialed)", kills, dialed)
+	e.Logf("counted: %d times all connections closed (to a Cluster; %d dialed)", kills, dialed)
 }
 
 // checkVictimRanNothingOld checks that the victim ran no script of calls from before its restart.

@@ -122,7 +122,7 @@ func tail(lines []string, n int) []string { return lines[max(0, len(lines)-n):] 
 
 func (s *tally) log(t *testing.T) {
 	t.Logf("counted: %d seeds of simulated fleets", s.seeds)
-	t.Logf("counted: %d virtual hours of fleets", int(s.hours))
+	t.Logf("counted: %d virtual minutes of fleets", int(60*s.hours))
 	t.Logf("counted: %d decisions in fleets (%d by the store, %d by deny caches, %d by leases, %d by fallbacks, %d open, %d closed)", s.decisions,
 		s.sources[penstock.FromStore], s.sources[penstock.FromDenyCache], s.sources[penstock.FromLease], s.sources[penstock.FromFallback],
 		s.sources[penstock.FromOpen], s.sources[penstock.FromClosed])

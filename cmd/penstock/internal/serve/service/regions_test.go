@@ -309,7 +309,7 @@ rules:
 		}
 		body, err := io.ReadAll(res.Body)
 		res.Body.Close()
-		if text := string(body); err != nil || !strings.Contains(text, `"rate":"100 per 1s`) || !strings.Contains(text, `"share":"200 per 3s, burst 67"`) {
+		if text := string(body); err != nil || !strings.Contains(text, `"rate":"40 per 1s`) || !strings.Contains(text, `"share":"80 per 3s, burst 27"`) {
 			t.Errorf("during the cut, %s does not have the limit and its share: %s", path, text)
 		}
 	}
