@@ -949,7 +949,7 @@ func TestOwnRefundIsSpendableAmongManyCallers(t *testing.T) {
 func TestMemoryIsBounded(t *testing.T) {
 	effort.SkipUnderRace(t)
 	t.Parallel()
-	keys, entries := int64(effort.Of(20_000, 1_000_000)), int64(4096)
+	keys, entries := int64(effort.Of(100_000, 1_000_000)), int64(4096)
 	denied := penstock.Single(penstock.Status{RetryAfter: time.Hour})
 	store := penstock.StoreFunc(func(context.Context, []penstock.Charge) (penstock.Decision, error) { return denied, nil })
 	cache := guard.NewDenyCache(store, guard.DenySetup{MaxEntries: int(entries), MaxAge: time.Hour})
