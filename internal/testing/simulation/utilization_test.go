@@ -152,7 +152,7 @@ func TestLeasesAdmitNearlyWhatTheStoreWould(t *testing.T) {
 				limit: penstock.Limit{Name: "l", Algorithm: penstock.SubWindow(10), Count: 300, Period: time.Second}.MustCompile()})
 		}
 	}
-	each := effort.Of(1, 100) // random loads of each algorithm
+	each := effort.Of(2, 100) // random loads of each algorithm
 	for _, a := range leasable {
 		for range each {
 			loads = append(loads, randomLoad(uint64(len(loads)), a))
