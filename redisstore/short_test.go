@@ -21,7 +21,7 @@ func TestShortFormIsDecidedAlike(t *testing.T) {
 	server := redistest.Shared(t)
 	client := dialURL(t, server.URL())
 	seed, batches := effort.Seed(), 0
-	for trace := range uint64(effort.Of(60, 20_000)) {
+	for trace := range uint64(effort.Of(20, 20_000)) {
 		n, err := compareForms(client, server, rand.New(rand.NewPCG(seed, trace)))
 		if err != nil {
 			t.Fatalf("PENSTOCK_SEED=%d (trace %d): %v", seed, trace, err)
