@@ -31,7 +31,7 @@ func coalescingSection(r *report) error {
 		leastRate float64 // goal: smallest ratio to the rate of separate scripts; 0: no goals
 		mostP99   float64 // goal: largest ratio to the p99 of separate scripts
 	}{
-		{name: "distinct", names: names, limit: penstock.PerDay(ampleLimit).MustCompile(), leastRate: 1.4, mostP99: 1},
+		{name: "distinct", names: names, limit: penstock.PerDay(ampleLimit).MustCompile(), leastRate: 2.4, mostP99: 0.5},
 		// All requests are allowed. A unit refills in a whole number of µs, so the script decides many
 		// calls in one step.
 		{name: "hot", names: names[:1], limit: penstock.PerHour(3_600_000_000).MustCompile(), leastRate: 5, mostP99: 1},

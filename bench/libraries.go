@@ -48,7 +48,7 @@ func librariesSection(r *report) error {
 		reportLoad(r, "distinct", goroutines, all)
 		redisRate, own := all[0], all[1]
 		ratio := median(ratios(own.rates, redisRate.rates))
-		r.atLeast(fmt.Sprintf("libraries: decisions / redis_rate, %d callers", goroutines), ratio, 2.5)
+		r.atLeast(fmt.Sprintf("libraries: decisions / redis_rate, %d callers", goroutines), ratio, 4)
 	}
 	return nil
 }

@@ -329,8 +329,8 @@ func reportServerTimes(r *report, subjects []*subject) {
 		reference *subject
 		bound     float64 // goal: largest ratio of the time of s to that of reference
 	}{
-		{name: "token bucket / source's script", s: bucket, reference: source, bound: 0.70},
-		{name: "token bucket / redis_rate's shape", s: bucket, reference: gcra, bound: 0.75},
+		{name: "token bucket / source's script", s: bucket, reference: source, bound: 0.66},
+		{name: "token bucket / redis_rate's shape", s: bucket, reference: gcra, bound: 0.66},
 		{name: "three limits / one", s: three, reference: bucket, bound: 1.5},
 	} {
 		r.atMost("server-time: "+g.name+", script", lowQuantile(g.s.script[known])/lowQuantile(g.reference.script[known]), g.bound)
