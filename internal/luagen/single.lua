@@ -67,8 +67,8 @@ return spack('<I2@text{ddddd}', stamp, @list{granted$, remaining$, retry$, reset
 
 -- What the block straight replies.
 @allow
-return spack('<I2@text{dd}', stamp, @list{(capacity$ - level$ - (capacity$ - level$) % b$) / b$, level$})
+return spack('<I2@text{dd}', stamp, @list{remaining$, level$})
 @endallow
 @deny
-return spack('<I2@text{ddd}', stamp, @list{level$ < capacity$ and (capacity$ - level$ - (capacity$ - level$) % b$) / b$ or 0, level$ + amount$ > capacity$ and level$ + amount$ - capacity$ or 0, level$})
+return spack('<I2@text{ddd}', stamp, @list{remaining$, retry$, level$})
 @enddeny

@@ -53,8 +53,11 @@ if isStraight then
       call('SETRANGE', key, '4', spack('<@text{I4I7I7I6}', @list{tag$ + 3, level$, now, b$}))
 @endseveral
     end
+    local @list{remaining$} = @list{(capacity$ - level$ - (capacity$ - level$) % b$) / b$}
     ALLOW
   elseif level1 and @all{now + level$ <= expiresAfter * 1000000} then
+    local @list{remaining$} = @list{level$ < capacity$ and (capacity$ - level$ - (capacity$ - level$) % b$) / b$ or 0}
+    local @list{retry$} = @list{level$ + amount$ > capacity$ and level$ + amount$ - capacity$ or 0}
     DENY
   end
 end

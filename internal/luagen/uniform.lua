@@ -169,7 +169,7 @@ return spack('<I2' .. string.rep('d', filled - 1), unpack(replies, 1, filled))
 -- What the block straight replies.
 @allow
 @each
-replies[filled + 1], replies[filled + 2] = (capacity$ - level$ - (capacity$ - level$) % b$) / b$, level$
+replies[filled + 1], replies[filled + 2] = remaining$, level$
 filled = filled + 2
 @endeach
 isDecided = true
@@ -178,8 +178,7 @@ isDecided = true
 replies[filled + 1] = REPLYDENIED
 filled = filled + 1
 @each
-replies[filled + 1], replies[filled + 2] = level$ < capacity$ and (capacity$ - level$ - (capacity$ - level$) % b$) / b$ or 0, level$ + amount$ > capacity$ and level$ + amount$ - capacity$ or 0
-replies[filled + 3] = level$
+replies[filled + 1], replies[filled + 2], replies[filled + 3] = remaining$, retry$, level$
 filled = filled + 3
 @endeach
 isDecided = true
