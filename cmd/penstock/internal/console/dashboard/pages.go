@@ -146,6 +146,11 @@ func (c *counts) add(outcome string, n uint64) {
 	}
 }
 
+// addAsEnforced does what add does, and counts what a shadow has decided like what a limit has.
+func (c *counts) addAsEnforced(outcome string, n uint64) {
+	c.add(strings.TrimPrefix(outcome, "shadow_"), n)
+}
+
 func share(part, all uint64) float64 {
 	if all == 0 {
 		return 0

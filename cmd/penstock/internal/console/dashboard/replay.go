@@ -23,12 +23,11 @@ type replayedLimit struct {
 // A replayRow compares what a replay said about a limit with what the limit has done.
 type replayRow struct {
 	replayedLimit
-	Passed, Live uint64 // requests of this instance that passed and that were denied, or would have been
+	Live counts // of this instance
 }
 
 func (r replayRow) ReplayedShare() float64 { return share(r.Denied, r.Requests) }
-func (r replayRow) LiveShare() float64     { return share(r.Live, r.Total()) }
-func (r replayRow) Total() uint64          { return r.Passed + r.Live }
+func (r replayRow) Total() uint64          { return r.Live.Allowed + r.Live.Denied }
 
 const maxReplay = 4 << 20 // bytes of a report
 
@@ -79,15 +78,8 @@ func (h *Handler) compareReplay(q *http.Request) ([]replayRow, error) {
 		if !ok {
 			continue
 		}
-		sum := uint64(0)
 		for _, n := range line.Counts {
-			sum += uint64(n)
-		}
-		switch {
-		case line.Name == "shadow_allowed" || slices.Contains(passed, line.Name):
-			rows[i].Passed += sum
-		case line.Name == "shadow_denied" || slices.Contains(denied, line.Name):
-			rows[i].Live += sum
+			rows[i].Live.addAsEnforced(line.Name, uint64(n))
 		}
 	}
 	return rows, nil
