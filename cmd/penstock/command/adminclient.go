@@ -23,16 +23,15 @@ import (
 // adminFlags are the flags by which a command reaches the admin address of a running instance.
 type adminFlags struct{ adminclient.Options }
 
-func (f *adminFlags) add(c *cobra.Command, use string) {
-	c.Flags().StringVar(&f.Address, "admin", "", use+"; the --admin-listen of its serve, as host:port, https://host:port or unix:/path/of.sock")
+func (f *adminFlags) add(c *cobra.Command, purpose string) {
+	c.Flags().StringVar(&f.Address, "admin", "", purpose+"; the --admin-listen of its serve, as host:port, https://host:port or unix:/path/of.sock")
 	c.Flags().StringVar(&f.CA, "admin-ca", "", "PEM file of the authorities of the admin address' certificate (default: those of the system)")
 	c.Flags().StringVar(&f.Cert, "admin-cert", "", "PEM file of a client certificate for the admin address")
 	c.Flags().StringVar(&f.Key, "admin-key", "", "PEM file of the private key of that certificate")
 }
 
-// explainFlagError names --admin in the error for --admin-listen, which only serve has. For serve
-// it does the opposite. For a flag of earlier versions, it says what to do. For a value that is no
-// time or no number, it says what to write. It returns other errors as they are.
+// explainFlagError says what to write instead of a flag that c lacks or that was removed, and
+// instead of a value of the wrong type. It returns other errors as they are.
 func explainFlagError(c *cobra.Command, err error) error {
 	unknown, _ := strings.CutPrefix(err.Error(), "unknown flag: --")
 	has := func(name string) bool { return c.Flags().Lookup(name) != nil }
@@ -52,14 +51,13 @@ func explainFlagError(c *cobra.Command, err error) error {
 	return err
 }
 
-// wantedValues say what flags are, by their types.
+// wantedValues says what to write for a flag, by the type of the flag.
 var wantedValues = map[string]string{
 	"int": "a whole number", "int64": "a whole number", "uint64": "a whole number from 0", "float64": "a number", "bool": "true or false",
 	"intSlice": "whole numbers, with commas between them", "duration": "a time, such as 100ms, 30s, 5m or 2h",
 }
 
-// setDefault takes the address from the environment if no flag names one. If the environment has
-// none, it takes the default.
+// setDefault takes the address from the environment, or else the default, if no flag has set it.
 func (f *adminFlags) setDefault() error {
 	if f.Address != "" {
 		return nil
@@ -75,7 +73,6 @@ func (f *adminFlags) setDefault() error {
 	return nil
 }
 
-// openOrDefault opens the instance at the address of setDefault, with the token of operators.
 func (f *adminFlags) openOrDefault() (*admin, error) {
 	if err := f.setDefault(); err != nil {
 		return nil, err
@@ -126,13 +123,13 @@ func (a *admin) send(ctx context.Context, path string, body []byte, answer any) 
 	return nil
 }
 
-// refusal returns the error for an answer of an instance with a status other than 200. token is the
-// variable that has the token.
-func refusal(address string, status int, detail, token string) error {
+// refusal returns the error for an answer of an instance with a status other than 200.
+// tokenVariable is the environment variable that has the token.
+func refusal(address string, status int, detail, tokenVariable string) error {
 	code := exitUsage
 	switch status {
 	case http.StatusUnauthorized:
-		code, detail = exitInvalid, fmt.Sprintf("%s (set %s or %s_FILE)", detail, token, token)
+		code, detail = exitInvalid, fmt.Sprintf("%s (set %s or %s_FILE)", detail, tokenVariable, tokenVariable)
 	case http.StatusForbidden:
 		code = exitInvalid
 	case http.StatusInternalServerError: // such as an audit file on a full disk
@@ -143,15 +140,13 @@ func refusal(address string, status int, detail, token string) error {
 	return withStatus(code, fmt.Errorf("%s returned status %d: %s", address, status, detail))
 }
 
-// errRefused returns the error for an answer with a status other than 200. text is its body.
+// errRefused returns the refusal of an answer whose body is text.
 func (a *admin) errRefused(status int, text []byte) error {
 	if status == http.StatusUnauthorized && a.isTokenTooShort {
 		return errShortToken
 	}
 	var problem adminapi.Problem
-	if err := json.Unmarshal(text, &problem); err != nil {
-		problem.Detail = ""
-	}
+	_ = json.Unmarshal(text, &problem) // if it fails, Detail is ""
 	return refusal(a.address, status, cmp.Or(shortened(problem.Detail), notTheAPI), "PENSTOCK_OPERATOR_TOKEN")
 }
 

@@ -70,17 +70,17 @@ func newDoctor(algorithms []*algorithm.Algorithm) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if output == "json" {
-				err = writeJSON(c.OutOrStdout(), report)
-			} else {
-				err = report.Print(c.OutOrStdout())
+			leastProblem := doctor.Failed
+			if isStrict {
+				leastProblem = doctor.Unknown // Warning is between Unknown and Failed
 			}
+			err = printReport(c.OutOrStdout(), output, report, report.Print)
 			switch {
 			case err != nil:
 				return err
 			case !report.IsReached():
 				return statusOnly(exitUnreachable)
-			case report.Has(doctor.Failed), isStrict && report.Has(doctor.Unknown): // a warning is worse than Unknown
+			case report.Has(leastProblem):
 				return statusOnly(exitProblem)
 			}
 			return nil

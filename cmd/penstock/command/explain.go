@@ -115,11 +115,7 @@ func (e *explainCommand) run(c *cobra.Command, target string) error {
 			storeErr = withStatus(exitUnreachable, err) // returned after the report, which helps to fix the store
 		}
 	}
-	if e.output == "json" {
-		err = writeJSON(c.OutOrStdout(), report)
-	} else {
-		err = report.Print(c.OutOrStdout())
-	}
+	err = printReport(c.OutOrStdout(), e.output, report, report.Print)
 	if err == nil && storeErr != nil {
 		return storeErr
 	}
@@ -130,8 +126,8 @@ func (e *explainCommand) run(c *cobra.Command, target string) error {
 	return err
 }
 
-// readCorrupt reads the limits of a report whose keys are corrupt. Its error names them, and has
-// the command that deletes their values, as that of status. It returns nil if no key is corrupt.
+// readCorrupt returns an error that names the corrupt keys of a report, and the command that
+// deletes their values. It returns nil if no key is corrupt.
 func readCorrupt(ctx context.Context, reader *keylimits.Reader, rules *policy.Rules, report *explain.Report) error {
 	var corrupt []keylimits.Limit
 	for _, c := range report.Charges {

@@ -101,12 +101,12 @@ type resetReport struct {
 	Held           []keylimits.Limit `json:"held,omitempty"`      // concurrency limits with slots in use, which only --limit resets
 	DeniedBy       []string          `json:"denied_by,omitempty"` // other limits, as RULE.LIMIT, that still deny the client
 	UnderOtherKeys []string          `json:"elsewhere,omitempty"` // limits, as RULE.LIMIT, that may count the client under another key; neither read nor reset
-	List           string            `json:"list,omitempty"`      // that has the client: allow or deny
+	List           string            `json:"list,omitempty"`      // the list that has the client: allow or deny
 
 	isUnused bool // the command has found no counter of the key
 }
 
-// newResetReport makes the report of a reset. after is the key's state after it; nil: not known.
+// newResetReport makes a report. after is the key's state after the reset; nil: not known.
 func newResetReport(identity string, done *keylimits.Reset, unread []string, held []keylimits.Limit, after *keyReport) *resetReport {
 	r := &resetReport{Identity: identity, Reset: done, Unread: unread, Held: held}
 	if after == nil {
@@ -175,7 +175,7 @@ func (r *resetCommand) run(c *cobra.Command, k *keyStore) error {
 		return err
 	}
 	now, _ := k.read(c.Context()) // a failure does not undo the reset
-	return r.print(c.OutOrStdout(), newResetReport(k.key, done, k.unread, r.held(k.limits), now), textOfCopies(limits))
+	return r.print(c.OutOrStdout(), newResetReport(k.key, done, k.unread, r.held(k.limits), now), textOfNotCleared(limits))
 }
 
 func whatWasReset(done *keylimits.Reset) string {
@@ -236,10 +236,10 @@ func (r *resetCommand) resetAtInstance(c *cobra.Command, given *storeFlags, want
 	if len(done.Before) == 0 || len(done.Before) != len(done.After) {
 		return instance.errNotTheAPI()
 	}
-	const copies = "Other instances may deny from their caches for up to deny_cache_ttl (1s by default). Leased units stay with the instances. " +
+	const notCleared = "Other instances may deny from their caches for up to deny_cache_ttl (1s by default). Leased units stay with the instances. " +
 		"Limits with across were reset in this region only.\n"
 	now, _ := instance.fetchKey(c.Context(), wanted) // a failure does not undo the reset
-	return r.print(c.OutOrStdout(), newResetReport(found.Identity, done, found.Unread, r.held(found.Limits), now), copies)
+	return r.print(c.OutOrStdout(), newResetReport(found.Identity, done, found.Unread, r.held(found.Limits), now), notCleared)
 }
 
 // storeName returns the URL of the instance's store without its password, as a word of a command
@@ -296,8 +296,8 @@ func (r *resetCommand) errNoSuchLimit(key string, all []keylimits.Limit, unread 
 	return withStatus(exitUsage, fmt.Errorf("no such limit counts under %s; penstock status lists the limits. To reset a limit of requests in flight, name it by --rule and --limit", key))
 }
 
-// print prints what was reset. copies describes what the reset did not clear.
-func (r *resetCommand) print(out io.Writer, report *resetReport, copies string) error {
+// print prints what was reset. notCleared describes the units and denials that the reset has kept.
+func (r *resetCommand) print(out io.Writer, report *resetReport, notCleared string) error {
 	var text strings.Builder
 	for i, l := range report.Before {
 		if slices.Contains(report.Reset.Reset, l.Name()) {
@@ -308,7 +308,7 @@ func (r *resetCommand) print(out io.Writer, report *resetReport, copies string) 
 			text.WriteString("\n")
 		}
 	}
-	text.WriteString(copies)
+	text.WriteString(notCleared)
 	if len(report.Reset.Reset) == 0 {
 		text.Reset()
 		if len(report.Held) == 0 {
@@ -340,9 +340,9 @@ func (r *resetCommand) print(out io.Writer, report *resetReport, copies string) 
 	return err
 }
 
-// textOfCopies describes what is kept after a reset: the cached denials and leased units of
-// instances, and what other regions know of a limit across regions.
-func textOfCopies(limits []keylimits.Limit) (text string) {
+// textOfNotCleared describes what a reset of these limits keeps: the cached denials and leased units
+// of instances, and the grants of other regions.
+func textOfNotCleared(limits []keylimits.Limit) (text string) {
 	denyCacheTTL, hasLease, isAcross := time.Duration(0), false, false
 	for _, l := range limits {
 		denyCacheTTL = max(denyCacheTTL, l.DenyCacheTTL())
@@ -375,17 +375,18 @@ func (r *resetCommand) confirm(c *cobra.Command, key string, limits []keylimits.
 	return confirm(c, fmt.Sprintf("Reset %s of %s?", strings.Join(names, ", "), key), "nothing was reset")
 }
 
-// confirm asks a question at the terminal. Without a yes, its error says what was not done.
-func confirm(c *cobra.Command, question, nothing string) error {
+// confirm asks a question at the terminal. Without a yes, its error is notDone, such as "nothing was
+// reset".
+func confirm(c *cobra.Command, question, notDone string) error {
 	in, isFile := c.InOrStdin().(*os.File)
 	if !isFile || !term.IsTerminal(int(in.Fd())) {
-		return withStatus(exitUsage, fmt.Errorf("the input is not a terminal, so %s; write --yes", nothing))
+		return withStatus(exitUsage, fmt.Errorf("the input is not a terminal, so %s; write --yes", notDone))
 	}
 	printable.Fprintf(c.ErrOrStderr(), "%s [y/N] ", question)
 	line, err := bufio.NewReader(io.LimitReader(in, 1024)).ReadString('\n') // an answer is short
 	answer := strings.ToLower(strings.TrimSpace(line))
 	if isYes := answer == "y" || answer == "yes"; err != nil || !isYes {
-		return withStatus(exitUsage, errors.New(nothing))
+		return withStatus(exitUsage, errors.New(notDone))
 	}
 	return nil
 }

@@ -12,7 +12,8 @@ import (
 	"github.com/penstock/penstock/internal/wording"
 )
 
-// schemas has the JSON Schemas of reports. Make schema generates them, except that of doctor.
+// schemas has the JSON Schemas of reports. The target schema of the Makefile generates all but that
+// of doctor.
 //
 //go:embed schemas
 var schemas embed.FS

@@ -107,15 +107,14 @@ func serve(c *cobra.Command, given map[string]string, notes []string, shouldPrin
 	})
 }
 
-// A flagValue is the text of a flag, which package settings checks. The help shows the form that
-// the text must have, such as duration.
+// A flagValue is the text of a flag, which package settings checks later. The help shows the form
+// that the text must have, such as duration.
 type flagValue struct{ text, form string }
 
 func (v *flagValue) String() string { return v.text }
 
 func (v *flagValue) Type() string { return v.form }
 
-// Set sets the text. It accepts every text.
 func (v *flagValue) Set(text string) error {
 	v.text = text
 	return nil

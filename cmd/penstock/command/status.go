@@ -65,11 +65,7 @@ func newStatus(algorithms []*algorithm.Algorithm) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if output == "json" {
-				err = writeJSON(c.OutOrStdout(), report)
-			} else {
-				err = report.print(c.OutOrStdout())
-			}
+			err = printReport(c.OutOrStdout(), output, report, report.print)
 			if err == nil && report.isDenied() {
 				return statusOnly(exitDenied)
 			}
@@ -140,9 +136,8 @@ func checkKeyArgument(ref *string, instance *adminFlags, wanted string) cobra.Po
 	}
 }
 
-// checkRef returns an error if --ref has taken the flag behind it as its value. This happens if a
-// script leaves out the ref, for example because a variable is empty. A masked key is no ref
-// either.
+// checkRef returns an error if --ref has a masked key, or its digits, or the next flag as its value.
+// It has taken the next flag if a script leaves out the ref, for example by an empty variable.
 func checkRef(ref string) error {
 	_, err := hex.DecodeString(ref)
 	const digitsOfMask = 8 // behind the # of a masked key
@@ -199,11 +194,11 @@ type keyStore struct {
 	global         []keylimits.Limit // limits of all clients together that may deny the key
 	unread         []string          // names of limits of new_identities, which the store does not have
 	underOtherKeys []string          // names of limits that may count the client under another key
-	list           string            // that has the client: allow or deny
-	skipped        int               // number of limits of the key that are left out, because there are too many
-	skippedGlobal  int               // the same, of all clients together
+	list           string            // the list that has the client: allow or deny; "" for none
+	skipped        int               // how many limits of the key are left out, because there are too many
+	skippedGlobal  int               // how many limits of all clients together are left out
 	store          penstock.Store    // each call has storeTimeout
-	reader         *keylimits.Reader // reads the store
+	reader         *keylimits.Reader
 	settings       settings.Settings
 	redis          *redisstore.Store
 	policy         *policyfile.Policy
@@ -418,8 +413,8 @@ func (r *keyReport) printCorrupt(out io.Writer) {
 	printable.Fprintf(out, "To repair it, %s\n", repairText(r.Repair))
 }
 
-// repairText says how to delete corrupt values. command deletes them; it is "" if it would show a
-// hidden key.
+// repairText says how to delete corrupt values. command deletes them. An instance omits it, as "",
+// if it would show a hidden key.
 func repairText(command string) string {
 	if command == "" {
 		return "run penstock status KEY --store URL --config FILE for the client's key: it prints the command that deletes the value"

@@ -126,8 +126,7 @@ func checkOrder(policyName string, caseNames []string) error {
 	return withStatus(exitUsage, fmt.Errorf("%s has cases; write the policy before it, as in: penstock test rules.yaml %s", policyName, policyName))
 }
 
-// findUnreached returns the names of rules that have limits but were not reached: they neither
-// charged nor denied a request of a case.
+// findUnreached returns the sorted names of the rules for caseReport.Unreached.
 func findUnreached(rules *policy.Rules, reached map[string]bool) (names []string) {
 	for _, r := range rules.Spec().Rules {
 		if !reached[r.Name] && !r.Unlimited {

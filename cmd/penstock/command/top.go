@@ -86,9 +86,9 @@ func (t *topCommand) get(ctx context.Context, path string, answer any) error {
 }
 
 const (
-	topInterval = 500 * time.Millisecond // between two reads of the state
-	topFull     = 2                      // one of so many reads is of the whole state
-	topTimeout  = 3 * time.Second        // for one read
+	topInterval  = 500 * time.Millisecond // between two reads of the state
+	readsPerFull = 2                      // one of this many reads is of the whole state
+	topTimeout   = 3 * time.Second        // for one read
 )
 
 // follow shows the instance until ctx ends. size returns the size of the terminal.
@@ -120,7 +120,7 @@ func (t *topCommand) follow(ctx context.Context, terminal io.Writer, size func()
 		case <-tick.C:
 		}
 		var next *top.Snapshot
-		if next, err = t.readSnapshot(ctx, latest, i%topFull == 0); err == nil {
+		if next, err = t.readSnapshot(ctx, latest, i%readsPerFull == 0); err == nil {
 			latest, answeredAt = next, time.Now()
 		}
 	}

@@ -46,8 +46,9 @@ func newValidate(algorithms []*algorithm.Algorithm) *cobra.Command {
 			all := []finding{}
 			invalidCount := 0
 			add := func(name string, r result) {
-				if isStrict && makeErrors(r.found) > 0 {
-					r.isValid = false
+				if isStrict {
+					warningCount := makeWarningsErrors(r.found)
+					r.isValid = r.isValid && warningCount == 0
 				}
 				if !r.isValid {
 					invalidCount++
@@ -134,8 +135,8 @@ func validate(file string, algorithms []*algorithm.Algorithm) (r result, err err
 		for _, h := range p.Hints {
 			r.found = append(r.found, finding{Severity: "hint", File: h.File, Line: h.Line, Column: h.Column, Message: h.Message})
 		}
-		// serve may get its listeners by flags, so this is no error. The first line is about the
-		// first such limit.
+		// It is no error, because serve may get its listeners by flags. Only the first line is shown:
+		// it is about the first such limit.
 		if err := forwardauth.Check(p.Rules); err != nil {
 			reason, _, _ := strings.Cut(strings.TrimPrefix(textOf(err), "forwardauth: "), "\n")
 			r.found = append(r.found, finding{Severity: "hint", File: file, Message: "serve --api does not load this policy: " + reason})
@@ -193,8 +194,8 @@ func validateEnvoy(folder string, canMergeDomains bool) (r result) {
 	return r
 }
 
-// makeErrors turns warnings into errors, and returns the number of warnings.
-func makeErrors(found []finding) (warnings int) {
+// makeWarningsErrors turns warnings into errors, and returns the number of warnings.
+func makeWarningsErrors(found []finding) (warnings int) {
 	for i := range found {
 		if found[i].Severity == "warning" {
 			found[i].Severity = "error"
@@ -220,6 +221,14 @@ func (r *result) print(out io.Writer, name string, isVerbose bool) {
 		fmt.Fprint(out, printable.Text(r.description))
 	}
 	printable.Fprintf(out, "%s: valid, %s\n", name, r.summary)
+}
+
+// printReport prints a report as JSON, or else by asText.
+func printReport(out io.Writer, output string, report any, asText func(io.Writer) error) error {
+	if output == "json" {
+		return writeJSON(out, report)
+	}
+	return asText(out)
 }
 
 func plural(n int, word string) string {

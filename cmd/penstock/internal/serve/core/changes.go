@@ -60,6 +60,7 @@ func has(parts map[part]string, p part) bool {
 	return ok
 }
 
+// partsOf describes each part. The descriptions include values that explain hides.
 func partsOf(rules *policy.Rules) map[part]string {
 	spec := rules.Spec()
 	all, common := make(map[part]string), spec

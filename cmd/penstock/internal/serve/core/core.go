@@ -71,7 +71,7 @@ type Options struct {
 type Core struct {
 	Options
 	Store      penstock.Store        // with its guards
-	Reads      penstock.Store        // for what operators read; see makeReads
+	Reads      penstock.Store        // answers what operators read; see makeReads
 	Controller *admission.Controller // admits the requests of all servers
 	Activity   *activity.Recorder    // what happened in this instance
 
@@ -288,7 +288,7 @@ func (c *Core) selfTest(ctx context.Context) {
 	if err == nil {
 		c.Metrics.StoreProbed(time.Since(begin))
 	}
-	if ctx.Err() == nil && c.health.tested(err) {
+	if ctx.Err() == nil && c.health.recordProbe(err) {
 		c.storeFailed(err)
 	}
 }
@@ -311,7 +311,7 @@ func (c *Core) Observe(e *admission.Event) {
 		c.failOpen.reportPassed(e.SkippedRule)
 	}
 	if e.Source == penstock.FromStore && isEnforcedDecision(e) {
-		c.health.answered()
+		c.health.recordSuccess()
 		if e.Latency > 0 {
 			c.Activity.Store.Observe(e.Latency)
 		}

@@ -10,7 +10,7 @@ import (
 
 // A failOpenReporter logs requests that pass unlimited: the first one immediately, then their
 // number every logInterval. It logs the total once none has passed for a logInterval and the store
-// works. (None may also have passed because there were no requests.)
+// works: without requests, none passes during an outage either.
 type failOpenReporter struct {
 	log *slog.Logger
 
@@ -40,8 +40,7 @@ func (r *failOpenReporter) reportPassed(rule string) {
 	r.sinceLine, r.nextLine = 0, now.Add(logInterval)
 }
 
-// reportEnd logs the total once no request has passed unlimited for a logInterval and the store
-// works.
+// reportEnd logs the total if the outage has ended.
 func (r *failOpenReporter) reportEnd(isStoreFailing bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

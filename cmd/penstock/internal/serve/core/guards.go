@@ -47,9 +47,9 @@ func (c *Core) guard(ctx context.Context) (penstock.Store, error) {
 	return g, nil
 }
 
-// makeReads makes the store for what operators read. It has no breaker, and reports no failure: a
-// look at a key is no sign of an outage. If Redis gives no answer, the fallback decides. The error
-// for a key with data that Penstock did not write is returned instead. Only Peeks may be charged.
+// makeReads makes the store for what operators read, by Peeks only. It has no breaker and reports no
+// failures, because only requests show an outage. If Redis gives no answer, the fallback decides. An
+// error about a corrupt key is returned.
 func (c *Core) makeReads() penstock.Store {
 	if c.guarded == nil {
 		return c.backend.Store
@@ -106,7 +106,7 @@ func (c *Core) storeFailed(err error, attributes ...any) {
 // noteFailure does the same as storeFailed for a call that Metrics has counted already.
 func (c *Core) noteFailure(err error, attributes ...any) {
 	c.Activity.Store.Fail()
-	c.health.failed(err, attributes...)
+	c.health.recordFailure(err, attributes...)
 }
 
 func (c *Core) breakerChanged(node string, from, to guard.State) {

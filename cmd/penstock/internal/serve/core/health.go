@@ -42,10 +42,10 @@ const (
 	testsToReport = 2
 )
 
-// failed records a call for which the store made no decision. A call that an open breaker rejects
+// recordFailure records a call for which the store made no decision. A call that an open breaker rejects
 // counts under the reason of the latest other failure. A corrupt key is no outage, and only logged.
 // If the call is logged, its line gets the attributes.
-func (h *health) failed(err error, attributes ...any) {
+func (h *health) recordFailure(err error, attributes ...any) {
 	reason, cause := labels.Reason(err), err
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -81,8 +81,8 @@ func (h *health) failed(err error, attributes ...any) {
 	r.lastLine, r.calls = now, 0
 }
 
-// answered records that the store has made a decision.
-func (h *health) answered() {
+// recordSuccess records that the store has made a decision.
+func (h *health) recordSuccess() {
 	if !h.isFailing.Load() {
 		return
 	}
@@ -103,11 +103,11 @@ func (h *health) storeDownAtStart(err error) {
 	h.isFailing.Store(true)
 }
 
-// tested records the result of a self-test. It returns true if the caller must report the error,
-// because it is the first sign of an outage.
-func (h *health) tested(err error) (isFirstSign bool) {
+// recordProbe records the result of a self-test. It returns true if the caller must report the
+// error, because it is the first sign of an outage.
+func (h *health) recordProbe(err error) (isFirstSign bool) {
 	if err == nil {
-		h.answered()
+		h.recordSuccess()
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -25,8 +25,8 @@ func TestOutageIsLoggedEveryInterval(t *testing.T) {
 		const seconds, perSecond = 35, 100
 		for range seconds {
 			for range perSecond {
-				h.failed(noAnswer(penstock.ReasonUnreachable))
-				h.answered() // some calls still succeed
+				h.recordFailure(noAnswer(penstock.ReasonUnreachable))
+				h.recordSuccess() // some calls still succeed
 			}
 			time.Sleep(time.Second)
 		}
@@ -37,7 +37,7 @@ func TestOutageIsLoggedEveryInterval(t *testing.T) {
 			t.Errorf("isFailing is %v; want true, and a line with calls=1000:\n%s", h.isFailing.Load(), log)
 		}
 		for range 20 { // seconds, more than logInterval
-			h.answered()
+			h.recordSuccess()
 			time.Sleep(time.Second)
 		}
 		if n := len(log.Lines("event=store_fails")); n != 1 {
@@ -46,7 +46,7 @@ func TestOutageIsLoggedEveryInterval(t *testing.T) {
 		if n := len(log.Lines("level=INFO", "the store decides again", "event=store_works")); n != 1 || h.isFailing.Load() {
 			t.Errorf("%d lines report the end of the outage, and isFailing is %v; want 1 and false:\n%s", n, h.isFailing.Load(), log)
 		}
-		h.failed(noAnswer(penstock.ReasonUnreachable))
+		h.recordFailure(noAnswer(penstock.ReasonUnreachable))
 		if n := len(log.Lines("level=ERROR")); n != 5 {
 			t.Errorf("after the next outage began, %d errors are logged; want 5:\n%s", n, log)
 		}
@@ -63,8 +63,8 @@ func TestCorruptKeyIsNoOutage(t *testing.T) {
 		log := new(logbuffer.Buffer)
 		h := &health{log: log.Logger()}
 		for range 35 { // seconds
-			h.failed(penstock.NewStoreError(penstock.ReasonCorrupt, errors.New("WRONGTYPE")), "rule", "login")
-			h.answered()
+			h.recordFailure(penstock.NewStoreError(penstock.ReasonCorrupt, errors.New("WRONGTYPE")), "rule", "login")
+			h.recordSuccess()
 			time.Sleep(time.Second)
 		}
 		if n := len(log.Lines("level=ERROR", "reason=corrupt", "rule=login")); n != 4 || h.currentReason() != "" {
@@ -73,8 +73,8 @@ func TestCorruptKeyIsNoOutage(t *testing.T) {
 		if log := log.String(); strings.Contains(log, "event=") {
 			t.Errorf("a corrupt key made an event; want none:\n%s", log)
 		}
-		h.failed(noAnswer(penstock.ReasonUnreachable))
-		h.failed(penstock.NewStoreError(penstock.ReasonCorrupt, errors.New("WRONGTYPE")))
+		h.recordFailure(noAnswer(penstock.ReasonUnreachable))
+		h.recordFailure(penstock.NewStoreError(penstock.ReasonCorrupt, errors.New("WRONGTYPE")))
 		if n := len(log.Lines("reason=unreachable", "event=store_fails")); n != 1 || h.currentReason() != "unreachable" {
 			t.Errorf("an outage made %d events, and has the reason %q; want 1 and unreachable:\n%s", n, h.currentReason(), log)
 		}
@@ -90,7 +90,7 @@ func TestNewReasonIsLoggedImmediately(t *testing.T) {
 			reasonsSoFar := reasons[:min(second+1, len(reasons))] // a new one each second
 			for i := range 100 {
 				reason := reasonsSoFar[i%len(reasonsSoFar)]
-				h.failed(noAnswer(reason))
+				h.recordFailure(noAnswer(reason))
 			}
 			for i, reason := range reasons {
 				want := 0
@@ -244,7 +244,7 @@ func TestEndOfUnlimitedRequestsIsLoggedWhenTheStoreWorks(t *testing.T) {
 			}
 			return penstock.ErrUnavailable
 		})
-		c.health.failed(penstock.ErrUnavailable)
+		c.health.recordFailure(penstock.ErrUnavailable)
 		c.Observe(&admission.Event{Rule: "other", Outcome: admission.Allowed, Source: penstock.FromFallback, SkippedRule: "search"})
 		time.Sleep(time.Minute)
 		if lines := log.Lines("event=limited_again"); lines != nil {

@@ -12,11 +12,11 @@ import (
 
 // An instanceReporter is the Server of the guards. At most once a minute, it logs heartbeats that
 // fail because a right is missing or a key is corrupt. An outage has log lines of its own. It logs
-// each loss of the store's keys, which heartbeats notice. Its heartbeats are sent one at a time.
+// each loss of the store's keys, which heartbeats notice.
 type instanceReporter struct {
 	guard.Server
 	losses       func() int64 // counts the losses
-	loggedLosses int64
+	loggedLosses int64        // needs no lock: heartbeats are sent one at a time
 	core         *Core
 	line         logthrottle.Line
 }

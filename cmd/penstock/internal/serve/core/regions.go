@@ -139,26 +139,24 @@ func (c *Core) checkRules(rules *policy.Rules) error {
 	return c.Check(rules)
 }
 
-// around returns a store around the store with its guards. It enforces this region's share of
-// limits across regions. The guards are below it, so that their fallback has the share too.
+// around wraps the store with its guards in one that enforces this region's share of limits across
+// regions. The guards stay inside, so that their fallback enforces the share too.
 func (r *regionExchange) around(store penstock.Store) penstock.Store {
 	guarded, hasGuards := store.(*guard.Guarded)
 	if r.Instance == nil || !hasGuards {
 		return store
 	}
 	s := &regionStore{guarded: guarded, decide: r.Around(guarded)}
-	s.door = batches.NewDoor(s, s.decide)
+	s.Door = batches.NewDoor(s, s.decide)
 	return s
 }
 
 // A regionStore is a store with guards for one of several regions.
 type regionStore struct {
-	door
+	batches.Door
 	guarded *guard.Guarded
 	decide  batches.Func
 }
-
-type door = batches.Door
 
 func (s *regionStore) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	return s.decide.Decide(ctx, charges)

@@ -35,11 +35,11 @@ type rules struct {
 	reloading sync.WaitGroup
 
 	mu            sync.Mutex
-	isFileInvalid bool      // the file's latest content is invalid
-	since         time.Time // when the current rules took effect
-	digest        string    // of the current rules
-	warnings      []string  // of the current rules
-	inForce       *policy.Rules
+	isFileInvalid bool          // the file's latest content is invalid
+	since         time.Time     // when the current rules took effect
+	digest        string        // of the current rules
+	warnings      []string      // of the current rules
+	inForce       *policy.Rules // the current rules, to compare the next ones with
 }
 
 // openRules loads the policy that the settings name, and the scripts of its limits. It watches the

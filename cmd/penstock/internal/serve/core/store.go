@@ -24,9 +24,11 @@ type store struct {
 }
 
 // MaxCounters is how many counters the store memory may hold: 10 million, or as many as a quarter
-// of the memory limit of Go (GOMEMLIMIT) has room for. A counter takes about 100 bytes.
+// of the memory limit of Go (GOMEMLIMIT) has room for.
 func MaxCounters() int {
-	return int(min(10_000_000, memory.Size(math.MaxInt64)/2/100))
+	const most, bytesPerCounter = 10_000_000, 100
+	quarter := memory.Size(math.MaxInt64) / 2 // Size returns half of the limit
+	return int(min(most, quarter/bytesPerCounter))
 }
 
 // openStore opens the store without connecting. Its error wraps ErrInvalid and shows no password.

@@ -129,7 +129,7 @@ func isCovered(c policy.Condition, by []policy.Condition) bool {
 // hasSameKeys reports whether a limit by the identity id counts all requests under the same keys as
 // by the old one. Another identity begins new counters, and may give one client several keys.
 func hasSameKeys(id, old *policy.Identity) bool {
-	isSame := func(a, b *policy.Identity) bool { return hasSameKeys(a, b) }
+	listsValues := func(id *policy.Identity) bool { return id.AllowedValues != nil && !id.AllowedValues.Any }
 	switch {
 	case id.Global != old.Global || (id.Func == nil) != (old.Func == nil) || id.Kind != old.Kind:
 		return false
@@ -137,10 +137,10 @@ func hasSameKeys(id, old *policy.Identity) bool {
 		return false
 	case id.AllowedValues != nil && (old.AllowedValues == nil || !old.AllowedValues.IsCoveredBy(*id.AllowedValues)):
 		return false
-	case (id.AllowedValues == nil || id.AllowedValues.Any) && old.AllowedValues != nil && !old.AllowedValues.Any: // values that did not count have counters of their own now
+	case listsValues(old) && !listsValues(id): // the other values have counters of their own now
 		return false
 	}
-	return slices.EqualFunc(id.FirstOf, old.FirstOf, isSame) && slices.EqualFunc(id.AllOf, old.AllOf, isSame)
+	return slices.EqualFunc(id.FirstOf, old.FirstOf, hasSameKeys) && slices.EqualFunc(id.AllOf, old.AllOf, hasSameKeys)
 }
 
 func countsDenied(l *policy.Limit) bool {

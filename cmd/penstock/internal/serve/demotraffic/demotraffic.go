@@ -32,7 +32,7 @@ var paths = []struct{ method, path string }{
 const (
 	step        = 50 * time.Millisecond // between two rounds of requests
 	maxInFlight = 64                    // requests beyond that are not sent
-	wave        = 90 * time.Second      // the rates rise and fall in this time
+	wave        = 90 * time.Second      // in which the rates rise and fall once
 )
 
 // Run sends requests to a URL until ctx ends, and returns when the last one has ended. It sends

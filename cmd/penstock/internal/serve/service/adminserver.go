@@ -44,7 +44,7 @@ func (s *service) newAdmin(connections int) (*server, error) {
 		IdleTimeout:       time.Minute,
 		MaxHeaderBytes:    16 << 10,
 		HTTP2: &http.HTTP2Config{ // with TLS
-			// All connections together take at most 64 MB: 64 of 16 requests, with headers of 16 KB.
+			// 64 connections, of 16 requests with headers of 16 KB each, take at most 64 MB.
 			MaxConcurrentStreams:          16,
 			MaxReadFrameSize:              maxFrame,
 			MaxReceiveBufferPerStream:     uploadBuffer,
@@ -56,7 +56,7 @@ func (s *service) newAdmin(connections int) (*server, error) {
 		ConnContext:                  adminapi.WithConn,
 	}
 	server := newServer("admin-listen", http1)
-	server.idle.hasNew = true
+	server.idle.canCloseNew = true
 	http1.Handler = endUnread(server.idle, admin.New(admin.Options{
 		MaxRequests: streams + connections/4,
 		MaxScrapes:  connections / 8,

@@ -3,7 +3,6 @@ package service
 import (
 	"context"
 	"fmt"
-	"io"
 	"sync"
 	"time"
 
@@ -34,9 +33,14 @@ func (s *service) openAudit() error {
 		return fmt.Errorf("%w: audit-file (%s): %w", settings.ErrInvalid, s.Settings.Source("audit-file"), err)
 	}
 	s.auditFile.to = file
-	s.auditFile.sink = logsink.New(&reportedWriter{to: writerFunc(s.auditFile.append), report: func(err error, unreported int64) {
-		s.Log.Error("the audit file cannot be written; its lines are only in this log", "err", err, "unlogged", unreported)
-	}})
+	throttle := &logthrottle.Line{Every: time.Second}
+	s.auditFile.sink = logsink.New(writerFunc(func(line []byte) (int, error) {
+		n, err := s.auditFile.append(line)
+		if err != nil {
+			throttle.Log(s.Log.Error, "the audit file cannot be written; its lines are only in this log", "err", err)
+		}
+		return n, err
+	}))
 	s.onClose(s.auditFile.sink.Close)
 	return nil
 }
@@ -79,23 +83,6 @@ func (f *auditFile) health(context.Context) (admin.State, string) {
 		return admin.OK, "cannot be written, so no key is reset: " + f.err.Error()
 	}
 	return admin.OK, ""
-}
-
-// A reportedWriter writes to another writer and reports its errors, at most once a second.
-type reportedWriter struct {
-	to     io.Writer
-	report func(err error, unreported int64)
-	line   logthrottle.Line
-}
-
-func (w *reportedWriter) Write(line []byte) (int, error) {
-	n, err := w.to.Write(line)
-	if err != nil {
-		if skipped, isDue := w.line.Due(); isDue {
-			w.report(err, skipped)
-		}
-	}
-	return n, err
 }
 
 // audit returns a function that records writes of the admin API in the log and in the audit file.

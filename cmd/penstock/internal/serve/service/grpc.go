@@ -75,8 +75,8 @@ const rlsService, rlsHealthName = "envoy.service.ratelimit.v3.RateLimitService",
 
 func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, error) {
 	calls := &grpcCalls{service: s, messageTimeout: s.Settings.HeaderTimeout, maxOpenStreams: s.Settings.MaxConnections, ending: make(chan struct{}), methods: make(map[string]bool)}
-	calls.slow.places = max(maxSlowRestricted, s.memory.Size()/4/maxMessage)
-	calls.slowRestricted.places = maxSlowRestricted
+	calls.slow.limit = max(maxSlowRestricted, s.memory.Size()/4/maxMessage)
+	calls.slowRestricted.limit = maxSlowRestricted
 	options := []grpc.ServerOption{
 		grpc.ConnectionTimeout(s.Settings.HeaderTimeout),
 		grpc.MaxConcurrentStreams(maxStreams),
@@ -238,10 +238,10 @@ func (c *grpcCalls) newAuthenticator(tokens ...[]byte) authenticator {
 
 // interceptUnary handles calls that are no streams, with metrics, spans and recovery from panics.
 func (c *grpcCalls) interceptUnary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (answer any, err error) {
-	callIn(ctx).end()
+	callIn(ctx).stopTimer()
 	c.service.inFlight.Add(1)
 	endSpan := func(codes.Code) {}
-	defer func() { // before a header of the client is read
+	defer func() { // deferred before a header of the client is read, which may cause a panic
 		err = c.finish(info.FullMethod, recover(), err)
 		endSpan(status.Code(err))
 		c.service.inFlight.Add(-1)
@@ -328,8 +328,8 @@ func (s *openStream) SendMsg(message any) error {
 func (s *openStream) RecvMsg(message any) error {
 	if s.hasMessage { // the first message has the timer of its grpcCall
 		timer := new(messageTimer)
-		timer.start(s.ctx, &s.calls.slowRestricted, s.calls.messageTimeout, s.cancel, func() {})
-		defer timer.end()
+		timer.startTimer(s.ctx, &s.calls.slowRestricted, s.calls.messageTimeout, s.cancel, func() {})
+		defer timer.stopTimer()
 	}
 	received := make(chan error, 1)
 	go func() { received <- s.ServerStream.RecvMsg(message) }() // it ends with the handler at the latest
@@ -338,7 +338,7 @@ func (s *openStream) RecvMsg(message any) error {
 		if err != nil {
 			return err
 		}
-		callIn(s.ctx).end()
+		callIn(s.ctx).stopTimer()
 		s.hasMessage = true
 		return checkRestrictedSize(message)
 	case <-s.ctx.Done():

@@ -145,7 +145,7 @@ func (c *grpcCall) start(ctx context.Context) context.Context {
 	if c.isRestricted {
 		slow = &c.calls.slowRestricted
 	}
-	c.messageTimer.start(ctx, slow, c.calls.messageTimeout, cancel, c.canceled)
+	c.startTimer(ctx, slow, c.calls.messageTimeout, cancel, c.canceled)
 	return ctx
 }
 
@@ -161,7 +161,7 @@ func (c *grpcCall) canceled() {
 func (c *grpcCall) begin() { c.hasBegun.Store(true) }
 
 func (c *grpcCall) finish() {
-	c.end()
+	c.stopTimer()
 	c.release()
 }
 
@@ -196,13 +196,13 @@ func (r callRegistrar) RegisterService(description *grpc.ServiceDesc, server any
 
 // slowMessages counts the messages that are incomplete after slowMessage.
 type slowMessages struct {
-	places int64 // at most so many
-	count  atomic.Int64
+	limit int64 // the largest count
+	count atomic.Int64
 }
 
-// take counts a message. It returns false if no place is free.
+// take counts a message. It returns false, and does not count it, if the limit is reached.
 func (s *slowMessages) take() bool {
-	if s.count.Add(1) > s.places {
+	if s.count.Add(1) > s.limit {
 		s.count.Add(-1)
 		return false
 	}
@@ -214,14 +214,14 @@ type messageTimer struct {
 	mu       sync.Mutex // guards the following
 	timer    *time.Timer
 	slow     *slowMessages
-	isSlow   bool // has a place in slow
+	isSlow   bool // counted by slow
 	hasEnded bool
 }
 
-// start calls cancel, which must end ctx, unless end is called in time: within timeout, or within
-// slowMessage if slow has no free place. It calls canceled if end is not called within slowMessage
-// after the end of ctx.
-func (m *messageTimer) start(ctx context.Context, slow *slowMessages, timeout time.Duration, cancel, canceled func()) {
+// startTimer calls cancel, which must end ctx, unless stopTimer is called in time: within timeout,
+// or within slowMessage if slow has reached its limit. It calls canceled if stopTimer is not called
+// within slowMessage after the end of ctx.
+func (m *messageTimer) startTimer(ctx context.Context, slow *slowMessages, timeout time.Duration, cancel, canceled func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.slow = slow
@@ -232,7 +232,7 @@ func (m *messageTimer) start(ctx context.Context, slow *slowMessages, timeout ti
 		switch {
 		case m.hasEnded:
 		case wasCanceled:
-			m.endLocked()
+			m.stopTimerLocked()
 			canceled()
 		case ctx.Err() != nil || m.isSlow || !m.slow.take():
 			cancel()
@@ -245,14 +245,14 @@ func (m *messageTimer) start(ctx context.Context, slow *slowMessages, timeout ti
 	})
 }
 
-// end says that the message has come, or that the call has ended.
-func (m *messageTimer) end() {
+// stopTimer must be called when the message has arrived, or when the call has ended.
+func (m *messageTimer) stopTimer() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.endLocked()
+	m.stopTimerLocked()
 }
 
-func (m *messageTimer) endLocked() {
+func (m *messageTimer) stopTimerLocked() {
 	m.timer.Stop()
 	if m.isSlow && !m.hasEnded {
 		m.slow.count.Add(-1)

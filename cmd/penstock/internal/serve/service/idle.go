@@ -14,9 +14,9 @@ import (
 // longest. A connection is idle until the whole header of its next request has arrived. Otherwise a
 // client could keep its place by sending one byte.
 type idleList struct {
-	// hasNew says that connections whose first header has not arrived are idle too. Then a flood of
-	// connections cannot fill the listener, but new connections may end each other.
-	hasNew bool
+	// canCloseNew says that connections whose first header has not arrived are idle too. Then a flood
+	// of connections cannot fill the listener, but new connections may end each other.
+	canCloseNew bool
 
 	mu    sync.Mutex
 	order list.List                  // of idleConn, the longest idle first
@@ -42,7 +42,7 @@ func newIdleList() *idleList {
 
 // note records the new state of a connection. It is the ConnState of an http.Server.
 func (l *idleList) note(conn net.Conn, state http.ConnState) {
-	isIdle := state == http.StateIdle || state == http.StateNew && l.hasNew
+	isIdle := state == http.StateIdle || state == http.StateNew && l.canCloseNew
 	l.mu.Lock()
 	l.removeLocked(conn)
 	if isIdle {

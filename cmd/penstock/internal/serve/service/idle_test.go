@@ -20,9 +20,9 @@ func TestNewConnectionsHaveAGrace(t *testing.T) {
 		idle := newIdleList()
 		idle.note(conn(), http.StateNew)
 		if isClosed, wait := idle.closeLongest(); isClosed || wait != 0 {
-			t.Errorf("a listener without hasNew closed a new connection: %v, or waits %v; want neither", isClosed, wait)
+			t.Errorf("a listener without canCloseNew closed a new connection: %v, or waits %v; want neither", isClosed, wait)
 		}
-		idle.hasNew = true
+		idle.canCloseNew = true
 		idle.note(conn(), http.StateNew)
 		time.Sleep(graceOfNew / 4)
 		kept := conn()
@@ -52,7 +52,7 @@ func TestFloodOfHalfHeadersDelaysNoProbe(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		idle := newIdleList()
-		idle.hasNew = true
+		idle.canCloseNew = true
 		l := limitConnections(nil, 64, func() {})
 		l.idle = idle
 		begin := time.Now()

@@ -80,10 +80,10 @@ func memoryOf(r *http.Request, fixed, copies int64) int64 {
 	return bytes
 }
 
-// manyGoroutines is how many goroutines the process has before a response by HTTP/2 keeps the
-// memory of its request until the client accepts the body. Each such response has a goroutine, so
-// at most this many are not counted. Waiting costs a frame more, which is a tenth of the processor
-// time of a small request.
+// If the process has more than manyGoroutines, a response by HTTP/2 keeps the memory of its request
+// until the client has accepted the body. With fewer, it does not: waiting for the client costs one
+// more frame, which is a tenth of the processor time of a small request. Each response has a
+// goroutine, so at most this many are not counted.
 const manyGoroutines = 512
 
 // limitMemory lets a request take a part of the memory budget until it has ended. If the budget is
@@ -194,7 +194,7 @@ func (h *heldMemory) noteRead(n int) error {
 	return nil
 }
 
-// beginRequest releases what the header has taken: from now on, memoryOf has an estimate.
+// beginRequest releases what the header has taken. limitMemory takes the estimate of memoryOf then.
 func (h *heldMemory) beginRequest() {
 	if h.isInRequest.CompareAndSwap(false, true) {
 		h.releaseAll()

@@ -2,6 +2,7 @@
 package service
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -342,8 +343,7 @@ func (s *service) announce() {
 }
 
 // sendDemoTraffic sends requests to the proxy in the background until ctx ends. The returned
-// function waits for the last request. sendDemoTraffic logs the URL of the dashboard, and the token
-// that makeDemoToken made.
+// function waits for the last request. sendDemoTraffic logs the URL of the dashboard and demoToken.
 func (s *service) sendDemoTraffic(ctx context.Context) (wait func()) {
 	var attributes []any // of the log line
 	for _, server := range s.servers {
@@ -386,12 +386,7 @@ func urlOf(a net.Addr, hasTLS bool) string {
 	return scheme + "://" + tcp.String() + "/"
 }
 
-func orNone(text string) string {
-	if text == "" {
-		return "none"
-	}
-	return text
-}
+func orNone(text string) string { return cmp.Or(text, "none") }
 
 const (
 	// responseTimeout is how long requests that were cut off may take to write a response.

@@ -9,7 +9,7 @@ import (
 )
 
 // endUnread ends a request with its response, also if the client has not sent the whole body.
-// net/http would wait for the rest until ReadTimeout. Clients could so keep connections that probes
+// net/http would wait for the rest until ReadTimeout, so clients could keep connections that probes
 // need. While such a connection closes, a new one may take its place.
 func endUnread(idle *idleList, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

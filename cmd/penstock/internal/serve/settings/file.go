@@ -44,8 +44,8 @@ func (s *Section) Apply(_ *policy.Spec, report func(field any, format string, ar
 			continue
 		}
 		err := row.set(text)
-		if isTruth := row.Value == ""; isTruth && text != "true" && text != "false" {
-			err = errTruth // a flag also accepts words such as 1 and T
+		if isBool := row.Value == ""; isBool && text != "true" && text != "false" {
+			err = errNotBool // a flag also accepts words such as 1 and T
 		}
 		if err != nil {
 			report(s.Values[row.Key()], "%s%s: %v", row.Key(), row.show(text), err)

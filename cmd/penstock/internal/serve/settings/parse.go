@@ -49,13 +49,13 @@ func choice(field *string, choices ...string) Form {
 func toggle(field *bool) Form {
 	return Form{set: func(text string) (err error) {
 		if *field, err = strconv.ParseBool(text); err != nil {
-			return errTruth
+			return errNotBool
 		}
 		return nil
 	}}
 }
 
-var errTruth = errors.New("it is neither true nor false; write one of them")
+var errNotBool = errors.New("it is neither true nor false; write one of them")
 
 // Arguments of duration and size.
 const canBeZero, mustNotBeZero = true, false
