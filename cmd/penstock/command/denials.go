@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -81,13 +82,7 @@ func (d *denialsCommand) run(c *cobra.Command) error {
 	if found.Kind == "" { // the admin API always names a kind
 		return instance.errNotTheAPI()
 	}
-	offenders := []adminapi.Offender{}
-	for _, o := range found.Offenders {
-		if d.rule == "" || o.Rule == d.rule {
-			offenders = append(offenders, o)
-		}
-	}
-	found.Offenders = offenders
+	found.Offenders = slices.DeleteFunc(found.Offenders, func(o adminapi.Offender) bool { return d.rule != "" && o.Rule != d.rule })
 	if d.output == "json" {
 		return writeJSON(c.OutOrStdout(), found)
 	}

@@ -74,12 +74,12 @@ type limit struct {
 	Rule, Name string
 	near       atomic.Uint64 // requests that were allowed near the limit
 	waited     atomic.Uint64 // requests that were admitted after a wait
-	sample     sample
+	clients    clientSample  // for Needs
 }
 
 func newLimit(plan *penstock.Plan) *limit {
 	l := &limit{Rule: plan.Group(), Name: plan.Name()}
-	l.sample.resetLocked()
+	l.clients.resetLocked()
 	return l
 }
 
@@ -177,7 +177,7 @@ func (r *Recorder) SetLimits(plans []*penstock.Plan) {
 
 func (r *Recorder) storeLimits(all map[uint64]*limit) {
 	for _, l := range all {
-		l.sample.most.Store(int64(min(maxPerSample, maxClients/len(all))))
+		l.clients.most.Store(int64(min(maxPerSample, maxClients/len(all))))
 	}
 	r.limits.Store(&all)
 }
@@ -350,7 +350,7 @@ func (r *Recorder) Tick(at time.Duration, each func(add func(Series, uint64))) {
 		const isLast = true
 		r.windows.end(minute, r.readLocked(isLast))
 		for _, l := range *r.limits.Load() {
-			l.sample.endMinute()
+			l.clients.endMinute()
 		}
 	}
 }

@@ -38,7 +38,6 @@ func newDistinctCounter() *distinctCounter {
 	return d
 }
 
-// isRecent reports whether an item was added recently.
 func (d *distinctCounter) isRecent(local uint64) bool {
 	return d.recent[local%uint64(len(d.recent))].Load() == local
 }

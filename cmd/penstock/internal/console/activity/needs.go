@@ -20,7 +20,7 @@ type Needs struct {
 	P95, P99 burst.Bursts  // with which a token bucket denies nothing to 95 and 99 % of the clients
 }
 
-// The bounds of samples. All samples together need about 11 MB at most.
+// The bounds of a clientSample. All together need about 11 MB at most.
 const (
 	maxClients   = 1 << 15 // of all samples together
 	maxPerSample = 1 << 10
@@ -29,11 +29,11 @@ const (
 	sampleHours  = 24
 )
 
-// A sample follows those clients of one limit whose hashes are small. If there are too many clients
-// or events, it halves the bound of the hashes.
-type sample struct {
+// A clientSample follows those clients of one limit whose hashes are small. If there are too many
+// clients or events, it halves the bound of the hashes.
+type clientSample struct {
 	bound atomic.Uint64 // hashes below it are followed
-	most  atomic.Int64  // clients
+	most  atomic.Int64  // the largest number of clients
 
 	mu             sync.Mutex
 	curves         map[uint64]*burst.Curve // by hash, of this hour
@@ -51,15 +51,15 @@ func (r *Recorder) observeNeeds(charges []penstock.Charge) {
 			continue
 		}
 		hash := maphash.String(r.seed, c.Key)
-		if l := r.limitOf(c.Plan); l != &r.other && hash < l.sample.bound.Load() {
-			l.sample.add(hash, c.Cost, r.start)
+		if l := r.limitOf(c.Plan); l != &r.other && hash < l.clients.bound.Load() {
+			l.clients.add(hash, c.Cost, r.start)
 		}
 	}
 }
 
 // add adds an event. It skips an event that comes while another one is added, in less than 1 µs, or
 // once a minute while needs are computed.
-func (s *sample) add(hash uint64, cost int64, start time.Time) {
+func (s *clientSample) add(hash uint64, cost int64, start time.Time) {
 	if !s.mu.TryLock() {
 		return
 	}
@@ -85,7 +85,7 @@ func (s *sample) add(hash uint64, cost int64, start time.Time) {
 	}
 }
 
-func (s *sample) halveLocked() {
+func (s *clientSample) halveLocked() {
 	bound := s.bound.Load() / 2
 	s.bound.Store(bound)
 	for hash := range s.curves {
@@ -95,13 +95,13 @@ func (s *sample) halveLocked() {
 	}
 }
 
-func (s *sample) resetLocked() {
+func (s *clientSample) resetLocked() {
 	s.bound.Store(^uint64(0))
 	s.curves, s.minutes, s.current = make(map[uint64]*burst.Curve), 0, Needs{}
 }
 
 // endMinute computes the needs of this hour anew. After an hour, it begins the next sample.
-func (s *sample) endMinute() {
+func (s *clientSample) endMinute() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.minutes++
@@ -124,8 +124,7 @@ func (s *sample) endMinute() {
 	}
 }
 
-// needs returns the needs of all hours.
-func (s *sample) needs() (all Needs) {
+func (s *clientSample) needs() (all Needs) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, hour := range append(s.ended, s.current) {
@@ -143,7 +142,7 @@ func (s *sample) needs() (all Needs) {
 func (r *Recorder) Needs() map[Series]Needs {
 	all := make(map[Series]Needs)
 	for _, l := range *r.limits.Load() {
-		if n := l.sample.needs(); n.Clients > 0 {
+		if n := l.clients.needs(); n.Clients > 0 {
 			all[Series{Rule: l.Rule, Limit: l.Name}] = n
 		}
 	}

@@ -108,7 +108,7 @@ func TestBusyClientsAreSampledLess(t *testing.T) {
 				d.send(i, 1)
 			}
 		}
-		s := &d.limitOf(d.plan).sample
+		s := &d.limitOf(d.plan).clients
 		if n := len(s.curves); n > 16 {
 			t.Errorf("%d of 64 clients are in the sample after 64,000 events in a second; want few", n)
 		}
@@ -170,7 +170,7 @@ func TestManyLimitsShareTheSamples(t *testing.T) {
 	}
 	for count, most := range map[int]int64{1: maxPerSample, 64: maxClients / 64, len(plans): 0} {
 		r.SetLimits(plans[:count])
-		s := &r.limitOf(plans[0]).sample
+		s := &r.limitOf(plans[0]).clients
 		if s.most.Load() != most {
 			t.Errorf("with %d limits, a sample has up to %d clients; want %d", count, s.most.Load(), most)
 		}

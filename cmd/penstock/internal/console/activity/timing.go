@@ -22,9 +22,9 @@ type Timing struct {
 // 67 s. So the upper end of a counter is at most a quarter larger than its lower end. The last
 // counter counts failures.
 const (
-	exact    = 16                // below this number of µs, each µs has a counter
-	octaves  = 22                // from 2^4 to 2^26 µs
-	failures = exact + 4*octaves // index of the counter of failures
+	exactBelow = 16                     // below this number of µs, each µs has a counter
+	octaves    = 22                     // from 2^4 to 2^26 µs
+	failures   = exactBelow + 4*octaves // index of the counter of failures
 )
 
 // Observe counts a call and how long it took.
@@ -35,20 +35,21 @@ func (t *Timing) Fail() { t.counters[failures].Add(1) }
 
 func counterOf(took time.Duration) int {
 	us := uint64(max(took.Microseconds(), 0))
-	if us < exact {
+	if us < exactBelow {
 		return int(us)
 	}
 	octave := bits.Len64(us) - 1           // at least 4
 	quarter := int(us >> (octave - 2) & 3) // the two bits after the first one
-	return min(exact+4*(octave-4)+quarter, failures-1)
+	return min(exactBelow+4*(octave-4)+quarter, failures-1)
 }
 
+// endOf returns the upper end of a counter: its durations are below it.
 func endOf(counter int) time.Duration {
-	if counter < exact {
+	if counter < exactBelow {
 		return time.Duration(counter+1) * time.Microsecond
 	}
-	octave, quarter := 4+(counter-exact)/4, (counter-exact)%4
-	// The durations of a counter begin at 4+quarter quarters of 2^octave µs.
+	octave, quarter := 4+(counter-exactBelow)/4, (counter-exactBelow)%4
+	// The counter begins at 4+quarter quarters of 2^octave µs, and ends a quarter above that.
 	return time.Duration(5+quarter) << (octave - 2) * time.Microsecond
 }
 

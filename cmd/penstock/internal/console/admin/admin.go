@@ -17,7 +17,6 @@ import (
 	"time"
 )
 
-// A State is the result of a check.
 type State uint8
 
 const (

@@ -26,7 +26,6 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// How identities are shown.
 const (
 	ShowOff    = redact.ShowOff
 	ShowMasked = redact.ShowMasked
@@ -380,7 +379,6 @@ const (
 	maxRepeats = 100  // values of one parameter
 )
 
-// values reads and checks the parameters of a request.
 func (r *route) values(query string) (url.Values, error) {
 	values, err := url.ParseQuery(query)
 	if err != nil {
@@ -415,7 +413,6 @@ func (r *route) values(query string) (url.Values, error) {
 	return values, nil
 }
 
-// names lists the parameters, for a message.
 func (r *route) names() string {
 	var names []string
 	for _, p := range r.parameters {

@@ -26,6 +26,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/console/explain"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/keylimits"
 	"github.com/penstock/penstock/cmd/penstock/internal/rpc/envoyrls"
+	"github.com/penstock/penstock/cmd/penstock/internal/text/redact"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/rediskeys"
 	"github.com/penstock/penstock/internal/regions"
@@ -372,7 +373,7 @@ func TestMasksHideTheIdentity(t *testing.T) {
 		"key:äöüäöüäöüäöü": "key:äö…öü", "key:\xff\xfe0123456789abcd": "key:…", "justalongkeywithoutkind": "ju…nd", "user:": "user:…", "key:a:b:192.0.2.1:x": "key:a:…:x",
 		strings.Repeat("k", 30) + ":v": "kk…:v",
 	} {
-		if got := mask(key); got != want {
+		if got := redact.Mask(key); got != want {
 			t.Errorf("%q is masked as %q, want %q", key, got, want)
 		}
 	}

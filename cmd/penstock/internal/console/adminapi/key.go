@@ -158,6 +158,3 @@ func (h *Handler) identity(v Viewer, name string) string { return h.masks.Of(v.i
 
 // shown returns ShowOff, ShowMasked or ShowFull for a viewer.
 func (h *Handler) shown(v Viewer) string { return h.masks.Shown(v.isOperator) }
-
-// mask hides the values of a key and keeps their kinds: user:42 becomes user:….
-func mask(key string) string { return redact.Mask(key) }

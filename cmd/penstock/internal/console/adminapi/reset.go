@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock/penstock/cmd/penstock/internal/console/audit"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/keylimits"
+	"github.com/penstock/penstock/cmd/penstock/internal/text/redact"
 )
 
 // A ResetRequest names the key and the limits to reset.
@@ -22,7 +23,6 @@ type ResetRequest struct {
 	Reason string `json:"reason" doc:"for the audit, 1 to 200 letters"`
 }
 
-// An Audit is the audit line of a write.
 type Audit = audit.Line
 
 func newAudit(req *http.Request) Audit {
@@ -88,7 +88,7 @@ func (h *Handler) reset(ctx context.Context, wanted ResetRequest, a *Audit) (*ke
 	if err != nil {
 		return nil, err
 	}
-	a.Ref, a.Key = h.ref(h.Name(key)), mask(key)
+	a.Ref, a.Key = h.ref(h.Name(key)), redact.Mask(key)
 	limits, err := h.limitsToReset(key, wanted)
 	if err != nil {
 		return nil, err

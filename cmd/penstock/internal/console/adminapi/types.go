@@ -9,20 +9,17 @@ import (
 
 // These types are the bodies of responses. The tag doc describes a field in the OpenAPI document.
 
-// A Health is the readiness of the instance, with its checks.
 type Health struct {
 	Status string  `json:"status" doc:"ok, degraded (the fallback decides) or down"`
 	Checks []Check `json:"checks"`
 }
 
-// A Check is a part of readiness.
 type Check struct {
 	Name   string `json:"name"`
 	Status string `json:"status" doc:"ok, degraded or down"`
 	Detail string `json:"detail,omitempty" doc:"the reason of the status, if it is known"`
 }
 
-// A State is the current state of the instance and the store.
 type State struct {
 	Time        time.Time  `json:"time"`
 	Health      Health     `json:"health"`
@@ -37,7 +34,6 @@ type State struct {
 	Times       Timings    `json:"recent_timings" doc:"how long calls took in the last 10 seconds"`
 }
 
-// A Region is another region, as this instance knows it.
 type Region struct {
 	Name        string `json:"name"`
 	IsInContact bool   `json:"in_contact" doc:"both regions know what the other has granted. Without contact, each has its share of the limits"`
@@ -46,7 +42,6 @@ type Region struct {
 	HasDropped  bool   `json:"has_dropped" doc:"some counters were not noted for the other region, because too many have changed"`
 }
 
-// An Upstream is what this instance forwards requests to.
 type Upstream struct {
 	Name    string  `json:"name" doc:"its URL"`
 	Latency Latency `json:"latency" doc:"the time until the headers of a response. A call fails if it gets no response, or a status of 500 or more"`
@@ -62,7 +57,6 @@ type Latency struct {
 	P99    int64  `json:"p99_us" doc:"like p50_us"`
 }
 
-// A FleetState is how many instances share the store.
 type FleetState struct {
 	Shown      int    `json:"shown" doc:"instances whose numbers are in fleet_counts"`
 	Registered int    `json:"registered" doc:"instances that have sent a heartbeat within 15 s"`
@@ -78,7 +72,6 @@ type Count struct {
 	Last60 uint64 `json:"last_60s" doc:"in the last 60 seconds"`
 }
 
-// A StoreState is what this instance knows of its store.
 type StoreState struct {
 	Name      string            `json:"name" doc:"the URL without its password and options, or memory"`
 	IsFailing bool              `json:"failing" doc:"the latest call failed, or a call failed within the last 10 s"`
@@ -90,13 +83,11 @@ type StoreState struct {
 	Over      *OverAdmission    `json:"over_admission,omitempty" doc:"what limits may admit in excess until the store decides again; only while it fails"`
 }
 
-// An OverAdmission is how much more than allowed the limits may admit.
 type OverAdmission struct {
 	Limits  []LimitBound `json:"limits" doc:"at most 50"`
 	Skipped int          `json:"skipped" doc:"how many limits are not listed"`
 }
 
-// A LimitBound is how much more than allowed one limit may admit.
 type LimitBound struct {
 	Rule      string  `json:"rule"`
 	Limit     string  `json:"limit"`
@@ -104,7 +95,6 @@ type LimitBound struct {
 	Bounds    []Bound `json:"bounds" doc:"while the store fails, and when it returns"`
 }
 
-// A Memory is the memory of a server.
 type Memory struct {
 	Used     int64  `json:"used_bytes" doc:"memory in use"`
 	Max      int64  `json:"max_bytes" doc:"0: no bound"`
@@ -113,7 +103,6 @@ type Memory struct {
 	CanEvict bool   `json:"evicts" doc:"the server may delete counters, so clients may use their limits again"`
 }
 
-// Rules are the rules in force.
 type Rules struct {
 	Digest string   `json:"digest" doc:"of the policy's files; instances with one digest have one policy"`
 	Allow  []string `json:"allow" doc:"clients that are never limited, in words; values that may be secrets are only counted"`
@@ -122,13 +111,11 @@ type Rules struct {
 	Rules  []Rule   `json:"rules"`
 }
 
-// A Tier is a class of clients.
 type Tier struct {
 	Name    string `json:"name"`
 	Clients string `json:"clients" doc:"who belongs to it, in words like allow"`
 }
 
-// A Rule of the policy.
 type Rule struct {
 	Name          string               `json:"name"`
 	Always        bool                 `json:"always,omitempty"`
@@ -140,7 +127,6 @@ type Rule struct {
 	Limits        []Limit              `json:"limits"`
 }
 
-// A Limit of a rule.
 type Limit struct {
 	Name      string  `json:"name"`
 	Kind      string  `json:"kind" doc:"enforced, shadow or candidate"`
@@ -157,7 +143,6 @@ type Limit struct {
 	Candidate *Limit  `json:"candidate,omitempty" doc:"another form of the limit, which counts and denies nothing"`
 }
 
-// A Rate is how much a limit admits.
 type Rate struct {
 	Tier string `json:"tier,omitempty" doc:"the clients that have the rate; empty: all"`
 	Text string `json:"text" doc:"such as: 10 per 1s, burst 20"`
@@ -178,7 +163,6 @@ type Bound struct {
 	Text string `json:"text" doc:"the bound in words"`
 }
 
-// Offenders are the keys that were most active.
 type Offenders struct {
 	Kind         string     `json:"kind" doc:"what is counted: units, or requests that were denied, shadow_denied or near_limit"`
 	Window       string     `json:"window" doc:"5m or 1h"`
@@ -193,7 +177,6 @@ type Offenders struct {
 	Problem      string     `json:"problem,omitempty" doc:"why the other instances are not shown"`
 }
 
-// An Offender is a key with a limit that counted it.
 type Offender struct {
 	Rule     string `json:"rule"`
 	Limit    string `json:"limit"`
@@ -205,14 +188,12 @@ type Offender struct {
 	IsExact  bool   `json:"exact" doc:"at_least and at_most are certain; otherwise events were sampled, and the bounds hold for all but one of three million keys"`
 }
 
-// A Distinct is how many different keys there were.
 type Distinct struct {
 	Count     uint64          `json:"count"`
 	Deviation uint64          `json:"standard_error" doc:"0: the count is exact"`
 	ByLimit   []DistinctLimit `json:"by_limit"`
 }
 
-// A DistinctLimit is the number of different keys of one limit.
 type DistinctLimit struct {
 	Rule      string `json:"rule"`
 	Limit     string `json:"limit"`
@@ -220,7 +201,6 @@ type DistinctLimit struct {
 	Deviation uint64 `json:"standard_error" doc:"0: the count is exact"`
 }
 
-// A Key is the state of one key in all limits.
 type Key struct {
 	Identity       string             `json:"identity,omitempty"`
 	Ref            string             `json:"ref,omitempty" doc:"a short name of the key; a request by key gets it only with the token"`
@@ -237,7 +217,6 @@ type Key struct {
 	Skipped        int                `json:"skipped" doc:"limits that were not read, because there are too many; name a rule"`
 }
 
-// Instances are those that share the store.
 type Instances struct {
 	Instances  []Instance `json:"instances" doc:"this one first"`
 	Registered int        `json:"registered" doc:"instances that have sent a heartbeat within 15 s"`
@@ -245,14 +224,12 @@ type Instances struct {
 	Ignored    Ignored    `json:"ignored" doc:"summaries of other instances that could not be used, since the start"`
 }
 
-// Ignored counts summaries of other instances.
 type Ignored struct {
 	OtherVersion int64 `json:"other_version" doc:"of another version of Penstock"`
 	Corrupt      int64 `json:"corrupt" doc:"that are damaged"`
 	OtherSecret  int64 `json:"other_secret" doc:"of an instance with another key_hash_secret or caller_token"`
 }
 
-// An Instance is one process.
 type Instance struct {
 	Name    string    `json:"name" doc:"random; empty if it is not registered"`
 	IsSelf  bool      `json:"self" doc:"true for the instance that sends this response"`
@@ -275,7 +252,6 @@ type History struct {
 	IsCut bool      `json:"cut" doc:"lines are missing because there are too many; name a rule"`
 }
 
-// A Line is how much one counter has grown.
 type Line struct {
 	Rule   string   `json:"rule,omitempty"`
 	Limit  string   `json:"limit,omitempty"`
@@ -283,7 +259,6 @@ type Line struct {
 	Counts []uint32 `json:"counts" doc:"the oldest first"`
 }
 
-// Timings are how long calls took.
 type Timings struct {
 	Span     string    `json:"span" doc:"seconds or minutes"`
 	End      time.Time `json:"end" doc:"end of the last second or minute"`

@@ -43,16 +43,13 @@ type Actor struct {
 	Address string `json:"address,omitempty"` // of the client of the API
 }
 
-// The kinds of actors.
 const (
 	API         = "api"
 	CommandLine = "cli"
 )
 
-// A Result is the outcome of a write.
 type Result string
 
-// The results.
 const (
 	Intent  Result = "intent" // the write follows; another line with the same ID has its outcome
 	OK      Result = "ok"
@@ -70,7 +67,6 @@ type Change struct {
 	After  *Usage `json:"after,omitempty"` // nil: not known
 }
 
-// Usage is what a limit has counted.
 type Usage struct {
 	Used int64 `json:"used"`
 	Left int64 `json:"left"`
@@ -79,10 +75,8 @@ type Usage struct {
 // Changes are the changes of one write. In a text, each has the form RULE.LIMIT USED->USED.
 type Changes []Change
 
-// MarshalText implements encoding.TextMarshaler, for logs.
 func (c Changes) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
 
-// MarshalJSON implements json.Marshaler.
 func (c Changes) MarshalJSON() ([]byte, error) {
 	if c == nil {
 		c = Changes{}

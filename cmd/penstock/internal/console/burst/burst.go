@@ -10,7 +10,6 @@ import (
 	"github.com/penstock/penstock/internal/wording"
 )
 
-// A Rate is a number of units per period.
 type Rate struct {
 	Count  int64
 	Period time.Duration
@@ -54,13 +53,16 @@ var Rates = [rateCount]Rate{
 // Calculus: the arrival curve of a leaky bucket). One pass finds it: the level of an unbounded
 // bucket falls at the rate and rises by each request. The zero value is a client without requests.
 type Curve struct {
-	level, most [rateCount]int64 // a unit is as many parts as the rate's period has microseconds
-	last        int64            // µs
+	// In parts of a unit: a unit has as many parts as the rate's period has microseconds. So a bucket
+	// refills by Count parts each microsecond.
+	level, most [rateCount]int64
+
+	last int64 // time of the last request, in µs
 }
 
 const (
 	maxCost  = 1 << 30 // units of one request
-	maxParts = 1 << 62 // with maxCost hours more, below 2^63
+	maxParts = 1 << 62 // plus maxCost times the parts of an hour, it is below 2^63
 )
 
 // Add adds a request. Requests are added in the order of their times, in µs. A cost above 2^30

@@ -48,65 +48,65 @@ func New(o Options) *Handler {
 			paths = append(paths, "{$}")
 		}
 		for _, path := range paths {
-			h.mux.HandleFunc("GET /"+path, func(w http.ResponseWriter, q *http.Request) { h.serve(w, q, p) })
+			h.mux.HandleFunc("GET /"+path, func(w http.ResponseWriter, r *http.Request) { h.serve(w, r, p) })
 		}
 	}
 	h.mux.HandleFunc("GET /dashboard/{$}", func(w http.ResponseWriter, _ *http.Request) { redirect(w, "../"+overviewPath) })
-	h.mux.HandleFunc("GET /login", func(w http.ResponseWriter, q *http.Request) { h.login(w, q, http.StatusOK, "") })
+	h.mux.HandleFunc("GET /login", func(w http.ResponseWriter, r *http.Request) { h.login(w, r, http.StatusOK, "") })
 	h.mux.HandleFunc("POST /login", h.receiveLogin)
-	h.mux.HandleFunc("POST /logout", func(w http.ResponseWriter, q *http.Request) {
-		http.SetCookie(w, adminapi.LogOut(q))
+	h.mux.HandleFunc("POST /logout", func(w http.ResponseWriter, r *http.Request) {
+		http.SetCookie(w, adminapi.LogOut(r))
 		redirect(w, overviewPath)
 	})
 	h.mux.HandleFunc("POST /reset", h.receiveReset)
 	h.mux.HandleFunc("POST /rules", h.receiveReplay)
 	h.mux.HandleFunc("GET /assets/{name}", serveAsset)
-	h.mux.HandleFunc("GET /favicon.ico", func(w http.ResponseWriter, q *http.Request) {
-		q.SetPathValue("name", "favicon.svg")
-		serveAsset(w, q)
+	h.mux.HandleFunc("GET /favicon.ico", func(w http.ResponseWriter, r *http.Request) {
+		r.SetPathValue("name", "favicon.svg")
+		serveAsset(w, r)
 	})
 	return h
 }
 
-func (h *Handler) ServeHTTP(w http.ResponseWriter, q *http.Request) {
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Security-Policy", csp)
-	if err := h.API.CheckOrigin(q); err != nil {
-		h.fail(w, q, adminapi.StatusOf(err), err)
+	if err := h.API.CheckOrigin(r); err != nil {
+		h.fail(w, r, adminapi.StatusOf(err), err)
 		return
 	}
-	h.mux.ServeHTTP(w, q)
+	h.mux.ServeHTTP(w, r)
 }
 
 // serve sends a page, or the form to log in.
-func (h *Handler) serve(w http.ResponseWriter, q *http.Request, p page) {
-	v, err := h.API.ViewerOf(q)
+func (h *Handler) serve(w http.ResponseWriter, r *http.Request, p page) {
+	v, err := h.API.ViewerOf(r)
 	switch {
-	case err != nil && adminapi.StatusOf(err) == http.StatusUnauthorized && q.Header.Get("Authorization") == "":
-		h.login(w, q, http.StatusUnauthorized, "")
+	case err != nil && adminapi.StatusOf(err) == http.StatusUnauthorized && r.Header.Get("Authorization") == "":
+		h.login(w, r, http.StatusUnauthorized, "")
 		return
 	case err != nil:
-		h.fail(w, q, adminapi.StatusOf(err), err)
+		h.fail(w, r, adminapi.StatusOf(err), err)
 		return
 	}
-	values, err := url.ParseQuery(q.URL.RawQuery)
+	values, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
-		h.fail(w, q, http.StatusBadRequest, errors.New("the query cannot be read; escape its values"))
+		h.fail(w, r, http.StatusBadRequest, errors.New("the query cannot be read; escape its values"))
 		return
 	}
-	body, err := p.make(h, q.Context(), v, values)
+	body, err := p.make(h, r.Context(), v, values)
 	if err != nil && adminapi.StatusOf(err) == http.StatusUnauthorized {
-		h.login(w, q, http.StatusUnauthorized, "Only operators may see this.")
+		h.login(w, r, http.StatusUnauthorized, "Only operators may see this.")
 		return
 	}
 	if err != nil && body == nil {
-		h.fail(w, q, adminapi.StatusOf(err), err)
+		h.fail(w, r, adminapi.StatusOf(err), err)
 		return
 	}
 	status := http.StatusOK
 	if err != nil { // the page has the form, and shows what is wrong
 		status = adminapi.StatusOf(err)
 	}
-	h.write(w, status, p.template, view{Page: p, Viewer: v, Body: body, Problem: text(err)}, q)
+	h.write(w, status, p.template, view{Page: p, Viewer: v, Body: body, Problem: text(err)}, r)
 }
 
 func text(err error) string {
@@ -128,10 +128,10 @@ type view struct {
 	Body     any
 }
 
-func (h *Handler) write(w http.ResponseWriter, status int, name string, v view, q *http.Request) {
+func (h *Handler) write(w http.ResponseWriter, status int, name string, v view, r *http.Request) {
 	v.Pages, v.Version, v.HasToken = pages, h.Version, len(h.API.Token) > 0
 	if v.Page.path != "" {
-		v.State = h.API.ReadState(q.Context())
+		v.State = h.API.ReadState(r.Context())
 		v.Next = v.Page.path
 	}
 	var body bytes.Buffer
@@ -144,31 +144,31 @@ func (h *Handler) write(w http.ResponseWriter, status int, name string, v view, 
 	_, _ = w.Write(body.Bytes())
 }
 
-func (h *Handler) fail(w http.ResponseWriter, q *http.Request, status int, err error) {
-	h.write(w, status, "problem", view{Page: page{Title: http.StatusText(status)}, Problem: err.Error()}, q)
+func (h *Handler) fail(w http.ResponseWriter, r *http.Request, status int, err error) {
+	h.write(w, status, "problem", view{Page: page{Title: http.StatusText(status)}, Problem: err.Error()}, r)
 }
 
 // login sends the form to log in. After the login, the browser returns to the requested page.
-func (h *Handler) login(w http.ResponseWriter, q *http.Request, status int, problem string) {
-	next := q.FormValue("next")
-	if next == "" && q.URL.Path != "/login" {
-		next = strings.TrimPrefix(q.URL.Path, "/")
-		if q.URL.RawQuery != "" {
-			next += "?" + q.URL.RawQuery
+func (h *Handler) login(w http.ResponseWriter, r *http.Request, status int, problem string) {
+	next := r.FormValue("next")
+	if next == "" && r.URL.Path != "/login" {
+		next = strings.TrimPrefix(r.URL.Path, "/")
+		if r.URL.RawQuery != "" {
+			next += "?" + r.URL.RawQuery
 		}
 	}
-	h.write(w, status, "login", view{Page: page{Title: "Log in"}, Next: pageOrOverview(next), Problem: problem}, q)
+	h.write(w, status, "login", view{Page: page{Title: "Log in"}, Next: pageOrOverview(next), Problem: problem}, r)
 }
 
-func (h *Handler) receiveLogin(w http.ResponseWriter, q *http.Request) {
-	q.Body = http.MaxBytesReader(w, q.Body, maxForm)
-	cookie, err := h.API.LogIn(q.PostFormValue("token"), q)
+func (h *Handler) receiveLogin(w http.ResponseWriter, r *http.Request) {
+	r.Body = http.MaxBytesReader(w, r.Body, maxForm)
+	cookie, err := h.API.LogIn(r.PostFormValue("token"), r)
 	if err != nil {
-		h.login(w, q, http.StatusUnauthorized, "This is not the operator token.")
+		h.login(w, r, http.StatusUnauthorized, "This is not the operator token.")
 		return
 	}
 	http.SetCookie(w, cookie)
-	redirect(w, pageOrOverview(q.PostFormValue("next")))
+	redirect(w, pageOrOverview(r.PostFormValue("next")))
 }
 
 const maxForm = 16 << 10 // bytes
@@ -219,18 +219,18 @@ func UPlot() (script, style string) {
 var mediaTypes = map[string]string{".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
 
 // serveAsset serves a script, a style sheet or an image. It needs no token: assets have no secrets.
-func serveAsset(w http.ResponseWriter, q *http.Request) {
-	name := q.PathValue("name")
+func serveAsset(w http.ResponseWriter, r *http.Request) {
+	name := r.PathValue("name")
 	a, ok := assets[name]
 	if !ok {
-		http.NotFound(w, q)
+		http.NotFound(w, r)
 		return
 	}
 	header := w.Header()
 	header.Set("Content-Type", cmp.Or(mediaTypes[path.Ext(name)], "text/plain; charset=utf-8"))
 	header.Set("ETag", a.tag)
 	header.Set("Cache-Control", "no-cache") // caches must revalidate by the ETag
-	if strings.Contains(q.Header.Get("If-None-Match"), a.tag) {
+	if strings.Contains(r.Header.Get("If-None-Match"), a.tag) {
 		w.WriteHeader(http.StatusNotModified)
 		return
 	}

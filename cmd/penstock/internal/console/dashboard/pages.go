@@ -124,13 +124,11 @@ func unitOf(span string) time.Duration {
 	return time.Second
 }
 
-// counts has numbers of requests.
 type counts struct{ Allowed, Denied, Near, Waited, Uncounted uint64 }
 
 // Share returns the part of the requests that was denied, in percent.
 func (c counts) Share() float64 { return share(c.Denied, c.Allowed+c.Denied) }
 
-// add adds requests with an outcome.
 func (c *counts) add(outcome string, n uint64) {
 	switch {
 	case slices.Contains(passed, outcome):
@@ -281,22 +279,22 @@ func rank(l *keylimits.Limit) int {
 
 // receiveReset handles the form that resets a key. The form has the token, unless the operator has
 // logged in.
-func (h *Handler) receiveReset(w http.ResponseWriter, q *http.Request) {
-	q.Body = http.MaxBytesReader(w, q.Body, maxForm)
-	v, err := h.API.ViewerOf(q)
+func (h *Handler) receiveReset(w http.ResponseWriter, r *http.Request) {
+	r.Body = http.MaxBytesReader(w, r.Body, maxForm)
+	v, err := h.API.ViewerOf(r)
 	if err != nil {
-		h.fail(w, q, adminapi.StatusOf(err), err)
+		h.fail(w, r, adminapi.StatusOf(err), err)
 		return
 	}
-	wanted := adminapi.ResetRequest{Key: q.PostFormValue("key"), Ref: q.PostFormValue("ref"), Reason: q.PostFormValue("reason")}
-	wanted.Rule, wanted.Limit, _ = strings.Cut(q.PostFormValue("limit"), "\t")
-	token := q.PostFormValue("token")
-	done, err := h.API.Reset(q, token, wanted)
+	wanted := adminapi.ResetRequest{Key: r.PostFormValue("key"), Ref: r.PostFormValue("ref"), Reason: r.PostFormValue("reason")}
+	wanted.Rule, wanted.Limit, _ = strings.Cut(r.PostFormValue("limit"), "\t")
+	token := r.PostFormValue("token")
+	done, err := h.API.Reset(r, token, wanted)
 	reader := v
 	if err == nil && token != "" {
 		reader, err = h.API.ViewerOfToken(token)
 	}
-	made, readErr := h.key(q.Context(), reader, parametersOf(url.Values{"key": {wanted.Key}, "ref": {wanted.Ref}}, "key", "ref"))
+	made, readErr := h.key(r.Context(), reader, parametersOf(url.Values{"key": {wanted.Key}, "ref": {wanted.Ref}}, "key", "ref"))
 	body := made.(keyBody)
 	body.Query, body.Reset = wanted, done
 	status := http.StatusOK
@@ -305,7 +303,7 @@ func (h *Handler) receiveReset(w http.ResponseWriter, q *http.Request) {
 		body.IsTokenWrong = status == http.StatusUnauthorized
 	}
 	i := slices.IndexFunc(pages, func(p page) bool { return p.path == "key" })
-	h.write(w, status, "key", view{Page: pages[i], Viewer: v, Body: body, Problem: text(err)}, q)
+	h.write(w, status, "key", view{Page: pages[i], Viewer: v, Body: body, Problem: text(err)}, r)
 }
 
 type explainBody struct {

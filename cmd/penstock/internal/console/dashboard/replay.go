@@ -33,32 +33,32 @@ const maxReplay = 4 << 20 // bytes of a report
 
 // receiveReplay shows the page of rules with the report of penstock replay that a form has. The
 // report is not kept.
-func (h *Handler) receiveReplay(w http.ResponseWriter, q *http.Request) {
-	q.Body = http.MaxBytesReader(w, q.Body, maxReplay)
-	v, err := h.API.ViewerOf(q)
+func (h *Handler) receiveReplay(w http.ResponseWriter, r *http.Request) {
+	r.Body = http.MaxBytesReader(w, r.Body, maxReplay)
+	v, err := h.API.ViewerOf(r)
 	var body any
 	if err == nil {
-		body, err = h.rules(q.Context(), v, url.Values{})
+		body, err = h.rules(r.Context(), v, url.Values{})
 	}
 	if err != nil {
-		h.fail(w, q, adminapi.StatusOf(err), err)
+		h.fail(w, r, adminapi.StatusOf(err), err)
 		return
 	}
 	status, rules := http.StatusOK, body.(rulesBody)
-	if rules.Replay, err = h.compareReplay(q); err != nil {
+	if rules.Replay, err = h.compareReplay(r); err != nil {
 		status = http.StatusBadRequest
 	}
 	i := slices.IndexFunc(pages, func(p page) bool { return p.path == "rules" })
-	h.write(w, status, "rules", view{Page: pages[i], Viewer: v, Body: rules, Problem: text(err)}, q)
+	h.write(w, status, "rules", view{Page: pages[i], Viewer: v, Body: rules, Problem: text(err)}, r)
 }
 
-func (h *Handler) compareReplay(q *http.Request) ([]replayRow, error) {
+func (h *Handler) compareReplay(r *http.Request) ([]replayRow, error) {
 	var report struct {
 		Policy struct {
 			Limits []replayedLimit `json:"limits"`
 		} `json:"policy"`
 	}
-	file, _, err := q.FormFile("report")
+	file, _, err := r.FormFile("report")
 	if err == nil {
 		defer file.Close()
 		err = json.NewDecoder(file).Decode(&report)

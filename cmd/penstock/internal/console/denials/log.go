@@ -8,7 +8,6 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/text/redact"
 )
 
-// The values of denial_log.
 const (
 	LogOff     = "off"
 	LogSampled = "sampled"

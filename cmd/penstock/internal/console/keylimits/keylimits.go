@@ -52,7 +52,6 @@ type Limit struct {
 	guard  guard.Settings
 }
 
-// The kinds of limits.
 const (
 	Enforced  = "enforced"
 	Shadow    = "shadow"
@@ -128,7 +127,7 @@ func Normalize(rules *policy.Rules, key string) string {
 		spec := rules.Spec()
 		return kind + ":" + syntax.AddressText(address, spec.IPv4Prefix, spec.IPv6Prefix)
 	}
-	// The commas of an AllOf separate its keys, so its reading comes first.
+	// In an AllOf, a comma separates keys and is not escaped. So its form of the key takes precedence.
 	var escaped string
 	for _, r := range rules.Spec().Rules {
 		for _, l := range r.Limits {
@@ -201,8 +200,8 @@ func isWrongAddress(key string) bool {
 
 // NewIdentities returns the limits of new_identities, as RULE.LIMIT, that may deny the client of a
 // key: an address, or an identity that may be new. If rule is not "", it returns only the limit of
-// that rule. Each instance counts them in its own
-// memory, so they are not read or reset with the others.
+// that rule. Each instance counts them in its own memory, so they are not read or reset with the
+// others.
 func NewIdentities(rules *policy.Rules, key, rule string) (names []string) {
 	for _, r := range rules.Spec().Rules {
 		canBeNew := slices.ContainsFunc(r.Limits, func(l *policy.Limit) bool { return !l.Key.Global && l.Key.CanHaveKey(key) })
@@ -279,11 +278,11 @@ func Globals(rules *policy.Rules, limits []Limit) (found []Limit, skipped int) {
 			return slices.ContainsFunc(tiers, hasName)
 		})
 	}
-	isOther := func(l Limit) bool {
+	cannotDeny := func(l Limit) bool {
 		mayDeny := isOwn(&l) || l.Kind == Enforced
 		return !l.policy.Key.Global || !mayDeny || !canJoin(limits, l.policy.Rule) || !canHave(&l)
 	}
-	return cut(slices.DeleteFunc(findAll(rules, syntax.GlobalKey, ""), isOther))
+	return cut(slices.DeleteFunc(findAll(rules, syntax.GlobalKey, ""), cannotDeny))
 }
 
 // packBatches puts limits into as few batches as possible. Tiers share a state, and a batch must

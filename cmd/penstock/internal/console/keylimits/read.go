@@ -154,11 +154,11 @@ func (r *Reader) Repair(corrupt []*Limit) string {
 
 // deletions returns the command lines that delete the keys of limits, which begin with start.
 func deletions(start string, corrupt []*Limit) string {
-	var lines, of []string // of has the key of the limits of each line
+	var lines, keyOfLine []string // limits of one key are in one slot, so one line can delete them
 	for _, l := range corrupt {
-		i := slices.Index(of, l.key)
+		i := slices.Index(keyOfLine, l.key)
 		if i < 0 {
-			i, of, lines = len(of), append(of, l.key), append(lines, start+" DEL")
+			i, keyOfLine, lines = len(lines), append(keyOfLine, l.key), append(lines, start+" DEL")
 		}
 		if word := " " + rediscli.Word(l.Stored); !strings.Contains(lines[i], word) { // limits share keys
 			lines[i] += word

@@ -107,7 +107,6 @@ func seconds(text string) time.Duration {
 	return time.Duration(min(n, redisinfo.MaxInteger/float64(time.Second)) * float64(time.Second))
 }
 
-// Memory describes a server's memory.
 type Memory struct {
 	Used    int64  // bytes
 	Max     int64  // bytes; 0: there is no maximum
@@ -132,7 +131,6 @@ func WorstMemory(servers []Server) Memory {
 	return worst
 }
 
-// isWorseThan reports whether m needs attention more than another.
 func (m Memory) isWorseThan(other Memory) bool {
 	if m.Evicts() != other.Evicts() {
 		return m.Evicts()

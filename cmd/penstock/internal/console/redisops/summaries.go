@@ -28,8 +28,7 @@ return ''`
 // summary, the reply has the lengths of the name and of the text, then the name and the text. The
 // keys of the texts are KEYS[1] with summary.NAME in place of instances, and are in the same slot.
 // A key that is not a string of at most MaxSummary bytes is left out, and so is a name of more than
-// 1024 bytes. ARGV has the first and the last index in the set of
-// instances.
+// 1024 bytes. ARGV has the first and the last index in the set of instances.
 const readSummariesLua = `#!lua
 local begin = string.sub(KEYS[1], 1, -#'instances' - 1) .. 'summary.'
 local names = redis.call('ZRANGE', KEYS[1], ARGV[1], ARGV[2])

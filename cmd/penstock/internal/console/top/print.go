@@ -18,7 +18,6 @@ import (
 	"github.com/penstock/penstock/guard"
 )
 
-// A View is how a Snapshot is printed.
 type View struct {
 	Width  int    // columns, at which lines are cut; 0: no line is cut
 	Height int    // number of lines; 0: all
@@ -507,7 +506,6 @@ func isDenied(outcome string) bool {
 	return outcome == "denied" || outcome == "failed_closed" || outcome == "denied_new_identity"
 }
 
-// A rate is a number of requests per second.
 type rate float64
 
 func (r rate) String() string {

@@ -63,20 +63,8 @@ func (s *Snapshot) keepRule(rule string) {
 	if rule == "" {
 		return
 	}
-	rules := []adminapi.Rule{}
-	for _, r := range s.Rules.Rules {
-		if r.Name == rule {
-			rules = append(rules, r)
-		}
-	}
-	s.Rules.Rules = rules
-	offenders := []adminapi.Offender{}
-	for _, o := range s.Offenders.Offenders {
-		if o.Rule == rule {
-			offenders = append(offenders, o)
-		}
-	}
-	s.Offenders.Offenders = offenders
+	s.Rules.Rules = slices.DeleteFunc(s.Rules.Rules, func(r adminapi.Rule) bool { return r.Name != rule })
+	s.Offenders.Offenders = slices.DeleteFunc(s.Offenders.Offenders, func(o adminapi.Offender) bool { return o.Rule != rule })
 }
 
 func (s *Snapshot) HasRule(name string) bool {

@@ -85,12 +85,10 @@ func statusOf(l *admission.LimitStatus) *penstockv1.LimitStatus {
 	}
 }
 
-// Check implements the service, for callers that have been authenticated.
 func (s *Service) Check(ctx context.Context, r *penstockv1.CheckRequest) (*penstockv1.CheckResponse, error) {
 	return s.check(ctx, r, deciding)
 }
 
-// Peek implements the service, for operators.
 func (s *Service) Peek(ctx context.Context, r *penstockv1.CheckRequest) (*penstockv1.CheckResponse, error) {
 	return s.check(ctx, r, operating)
 }

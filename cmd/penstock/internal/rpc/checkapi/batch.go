@@ -17,7 +17,6 @@ import (
 
 const maxBatch = 1000
 
-// CheckBatch implements the service, for callers that have been authenticated.
 func (s *Service) CheckBatch(ctx context.Context, r *penstockv1.CheckBatchRequest) (*penstockv1.CheckBatchResponse, error) {
 	n := len(r.GetChecks())
 	switch {

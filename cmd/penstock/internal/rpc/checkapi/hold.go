@@ -12,7 +12,6 @@ import (
 	"github.com/penstock/penstock/grpclimit/penstockv1"
 )
 
-// Acquire implements the service, for callers that have been authenticated.
 func (s *Service) Acquire(ctx context.Context, r *penstockv1.AcquireRequest) (*penstockv1.AcquireResponse, error) {
 	switch {
 	case isLonger(r.GetHolder(), maxHolder):
@@ -41,21 +40,20 @@ func (s *Service) Acquire(ctx context.Context, r *penstockv1.AcquireRequest) (*p
 		return answer, nil
 	}
 	grants := slices.DeleteFunc(a.TakeGrants(), func(g admission.Grant) bool { return !g.Charge.Plan.Algorithm().NeedsHolder() })
-	t := s.idContentOf(check, grants)
-	if answer.Id, err = s.idCipher.encrypt(holdKind, t); err != nil {
+	content := s.idContentOf(check, grants)
+	if answer.Id, err = s.idCipher.encrypt(holdKind, content); err != nil {
 		return nil, err
 	}
-	answer.ExpiresInMs = inMS(s.slots(t).life())
+	answer.ExpiresInMs = inMS(s.slots(content).life())
 	return answer, nil
 }
 
-// Renew implements the service, for callers that have been authenticated.
 func (s *Service) Renew(ctx context.Context, r *penstockv1.RenewRequest) (*penstockv1.RenewResponse, error) {
-	t, err := s.idCipher.decrypt(holdKind, r.GetId())
+	content, err := s.idCipher.decrypt(holdKind, r.GetId())
 	if err != nil {
 		return nil, err
 	}
-	held := s.slots(t)
+	held := s.slots(content)
 	if len(held) == 0 {
 		return nil, errNoSlots
 	}
@@ -74,13 +72,12 @@ func (s *Service) Renew(ctx context.Context, r *penstockv1.RenewRequest) (*penst
 	return &penstockv1.RenewResponse{IsHeld: true, ExpiresInMs: inMS(held.life())}, nil
 }
 
-// Release implements the service, for callers that have been authenticated.
 func (s *Service) Release(ctx context.Context, r *penstockv1.ReleaseRequest) (*penstockv1.ReleaseResponse, error) {
-	t, err := s.idCipher.decrypt(holdKind, r.GetId())
+	content, err := s.idCipher.decrypt(holdKind, r.GetId())
 	if err != nil {
 		return nil, err
 	}
-	held := s.slots(t)
+	held := s.slots(content)
 	if len(held) == 0 {
 		return &penstockv1.ReleaseResponse{}, nil
 	}
@@ -103,8 +100,8 @@ var errNoSlots = failf(codes.FailedPrecondition, "the policy does not have the l
 type slots []penstock.Charge
 
 // slots returns those charges of a hold whose limits the policy still has.
-func (s *Service) slots(t *idContent) (held slots) {
-	for _, g := range s.grantsOf(t) {
+func (s *Service) slots(content *idContent) (held slots) {
+	for _, g := range s.grantsOf(content) {
 		if g.Charge.Plan.Algorithm().NeedsHolder() {
 			held = append(held, g.Charge)
 		}

@@ -72,9 +72,9 @@ func newIDCipher(secret []byte, region string) *idCipher {
 }
 
 // encrypt returns the id of a content. The kind is authenticated with it. encrypt sets the region.
-func (s *idCipher) encrypt(kind string, t *idContent) (string, error) {
-	t.Region = s.region
-	text, err := json.Marshal(t)
+func (s *idCipher) encrypt(kind string, content *idContent) (string, error) {
+	content.Region = s.region
+	text, err := json.Marshal(content)
 	if err != nil {
 		return "", fmt.Errorf("checkapi: write an id: %w", err)
 	}
@@ -98,18 +98,18 @@ func (s *idCipher) decrypt(kind, id string) (*idContent, error) {
 	if err != nil {
 		return nil, wrong("it is not of this service, or the tokens of the service have changed")
 	}
-	t := new(idContent)
-	if err := json.Unmarshal(text, t); err != nil {
+	content := new(idContent)
+	if err := json.Unmarshal(text, content); err != nil {
 		return nil, wrong("it is of another version")
 	}
-	if t.Region != "" && s.region != "" && t.Region != s.region {
-		return nil, failf(codes.FailedPrecondition, "id: the %s belongs to region %s, and this is region %s; send the call to region %s", kind, t.Region, s.region, t.Region)
+	if content.Region != "" && s.region != "" && content.Region != s.region {
+		return nil, failf(codes.FailedPrecondition, "id: the %s belongs to region %s, and this is region %s; send the call to region %s", kind, content.Region, s.region, content.Region)
 	}
-	return t, nil
+	return content, nil
 }
 
 func (s *Service) idContentOf(check *validCheck, grants []admission.Grant) *idContent {
-	t := &idContent{Name: randomName()}
+	content := &idContent{Name: randomName()}
 	for i := range grants {
 		g := &grants[i]
 		c := idCharge{Key: g.Charge.Key, Cost: g.Charge.Cost, Holder: g.Charge.Holder, Receipt: g.Charge.Receipt}
@@ -123,9 +123,9 @@ func (s *Service) idContentOf(check *validCheck, grants []admission.Grant) *idCo
 				}
 			}
 		}
-		t.Charges = append(t.Charges, c)
+		content.Charges = append(content.Charges, c)
 	}
-	return t
+	return content
 }
 
 // specOf returns the spec of a charge, or nil if its limit is one of the policy.
@@ -141,10 +141,10 @@ func (check *validCheck) specOf(c *penstock.Charge) *spec {
 
 // grantsOf returns the charges that an id contains, with their limits. If the policy does not
 // have a limit any more, there is nothing to correct, and grantsOf leaves the charge out.
-func (s *Service) grantsOf(t *idContent) (grants []admission.Grant) {
+func (s *Service) grantsOf(content *idContent) (grants []admission.Grant) {
 	rules := s.controller.Rules()
-	for i := range t.Charges {
-		c := &t.Charges[i]
+	for i := range content.Charges {
+		c := &content.Charges[i]
 		g := admission.Grant{Charge: penstock.Charge{Key: c.Key, Cost: c.Cost, Holder: c.Holder, Receipt: c.Receipt}}
 		if c.Spec != nil {
 			stated, err := s.stated.limitOf(*c.Spec, "limits")
@@ -163,9 +163,9 @@ func (s *Service) grantsOf(t *idContent) (grants []admission.Grant) {
 	return grants
 }
 
-// ttl returns how long after it was made a reservation can be settled.
-func (t *idContent) ttl() time.Duration { return time.Duration(t.TTL) * time.Millisecond }
+// ttl returns how long a reservation can be settled, from the time when it was made.
+func (content *idContent) ttl() time.Duration { return time.Duration(content.TTL) * time.Millisecond }
 
-func (t *idContent) isExpired(now time.Time) bool { return now.UnixMilli() >= t.Expires }
+func (content *idContent) isExpired(now time.Time) bool { return now.UnixMilli() >= content.Expires }
 
 var errExpired = failf(codes.FailedPrecondition, "the reservation has expired, so its estimate stays charged; reserve for a longer time")

@@ -8,7 +8,6 @@ import (
 	"github.com/penstock/penstock/grpclimit/penstockv1"
 )
 
-// Memory is the budget of memory of a process.
 type Memory interface {
 	Take(bytes int64) bool // returns false if there are not so many left
 	Release(bytes int64)   // releases taken bytes

@@ -21,18 +21,16 @@ type method struct {
 func define[Request, Response proto.Message](name, path string, needs permission, call func(*Service, context.Context, Request) (Response, error)) *method {
 	return &method{
 		name: name, path: path, needs: needs,
-		newRequest: func() proto.Message {
-			var none Request
-			return none.ProtoReflect().New().Interface()
-		},
-		newResponse: func() proto.Message {
-			var none Response
-			return none.ProtoReflect().New().Interface()
-		},
+		newRequest: newMessage[Request], newResponse: newMessage[Response],
 		call: func(ctx context.Context, s *Service, m proto.Message) (proto.Message, error) {
 			return call(s, ctx, m.(Request))
 		},
 	}
+}
+
+func newMessage[Message proto.Message]() proto.Message {
+	var none Message
+	return none.ProtoReflect().New().Interface()
 }
 
 const batchPath = "/v1/check-batch"

@@ -12,7 +12,6 @@ import (
 	"github.com/penstock/penstock/policy"
 )
 
-// Reset implements the service, for operators.
 func (s *Service) Reset(ctx context.Context, r *penstockv1.CheckRequest) (*penstockv1.ResetResponse, error) {
 	_, evaluation, err := s.evaluate(r)
 	if err != nil {
@@ -55,7 +54,6 @@ func (s *Service) evaluate(r *penstockv1.CheckRequest) (*validCheck, *policy.Eva
 	return check, evaluation, nil
 }
 
-// Explain implements the service, for operators.
 func (s *Service) Explain(_ context.Context, r *penstockv1.CheckRequest) (*penstockv1.ExplainResponse, error) {
 	check, evaluation, err := s.evaluate(r)
 	if err != nil {

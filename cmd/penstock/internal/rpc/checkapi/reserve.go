@@ -25,7 +25,6 @@ const (
 // reservation may be settled twice around its expiry, once by each process.
 const maxClockDifference = time.Minute
 
-// Reserve implements the service, for callers that have been authenticated.
 func (s *Service) Reserve(ctx context.Context, r *penstockv1.ReserveRequest) (*penstockv1.ReserveResponse, error) {
 	ttl := defaultReservation
 	if r.GetTtlMs() != 0 {
@@ -52,14 +51,14 @@ func (s *Service) Reserve(ctx context.Context, r *penstockv1.ReserveRequest) (*p
 	if !decision.Allowed {
 		return answer, nil
 	}
-	t := s.idContentOf(check, a.TakeGrants())
+	content := s.idContentOf(check, a.TakeGrants())
 	if name := a.SharedName(); name != "" {
-		t.Name, t.IsNameShared = name, true // a repeat gets the same reservation
+		content.Name, content.IsNameShared = name, true // a repeat gets the same reservation
 	}
 	timeLeft := ttl - a.Age() // a repeat expires with the first reservation, which was made Age ago
-	t.TTL, t.Expires = ttl.Milliseconds(), time.Now().Add(timeLeft).UnixMilli()
+	content.TTL, content.Expires = ttl.Milliseconds(), time.Now().Add(timeLeft).UnixMilli()
 	answer.ExpiresInMs = max(inMS(timeLeft), 0)
-	answer.Id, err = s.idCipher.encrypt(reservationKind, t)
+	answer.Id, err = s.idCipher.encrypt(reservationKind, content)
 	return answer, err
 }
 
@@ -74,22 +73,21 @@ func idOfReservation(id string, ttl time.Duration) string {
 	return fmt.Sprintf("reserve %d %x", ttl.Milliseconds(), sha256.Sum256([]byte(id)))
 }
 
-// Settle implements the service, for callers that have been authenticated. For each key it sends
-// one batch: the corrections, and a charge that can be made only once. So each correction is made
-// only once, even if a repeated call reaches another process.
+// Settle sends one batch for each key: the corrections, and a charge that can be made only once. So
+// each correction is made only once, even if a repeated call reaches another process.
 func (s *Service) Settle(ctx context.Context, r *penstockv1.SettleRequest) (*penstockv1.SettleResponse, error) {
-	t, err := s.idCipher.decrypt(reservationKind, r.GetId())
+	content, err := s.idCipher.decrypt(reservationKind, r.GetId())
 	if err != nil {
 		return nil, err
 	}
-	if err := checkEnd(r); err != nil {
+	if err := checkResult(r); err != nil {
 		return nil, err
 	}
 	now := time.Now()
-	if t.isExpired(now) {
+	if content.isExpired(now) {
 		return nil, errExpired
 	}
-	batches, err := s.corrections(t, r)
+	batches, err := s.corrections(content, r)
 	if err != nil {
 		return nil, err
 	}
@@ -104,8 +102,8 @@ func (s *Service) Settle(ctx context.Context, r *penstockv1.SettleRequest) (*pen
 	return &penstockv1.SettleResponse{IsRepeat: isRepeat}, nil
 }
 
-// checkEnd returns an error if a SettleRequest does not say how its request ended.
-func checkEnd(r *penstockv1.SettleRequest) error {
+// checkResult returns an error if a SettleRequest does not say how its request ended.
+func checkResult(r *penstockv1.SettleRequest) error {
 	hasResult := r.Actual != nil || r.GetStatus() != 0
 	switch {
 	case !r.GetCancel() && !hasResult:
@@ -122,32 +120,32 @@ func checkEnd(r *penstockv1.SettleRequest) error {
 
 // corrections returns the batches that correct a reservation, one for each key. The first charge of
 // each batch can be made only once.
-func (s *Service) corrections(t *idContent, r *penstockv1.SettleRequest) (batches [][]penstock.Charge, err error) {
+func (s *Service) corrections(content *idContent, r *penstockv1.SettleRequest) (batches [][]penstock.Charge, err error) {
 	byKey := make(map[string]int) // the index in batches of each key's batch
-	begin := func(key string, more ...penstock.Charge) error {
-		once, err := s.onlyOnce(t, key)
+	addBatch := func(key string, more ...penstock.Charge) error {
+		once, err := s.onlyOnce(content, key)
 		byKey[key] = len(batches)
 		batches = append(batches, append([]penstock.Charge{once}, more...))
 		return err
 	}
-	if t.IsNameShared && len(t.Charges) > 0 {
+	if content.IsNameShared && len(content.Charges) > 0 {
 		// The first batch is sent even if the policy does not have its limits any more.
-		key := t.Charges[0].Key
-		settled, err := admission.SettledCharge(t.Name, key, settleable(t.ttl()))
+		key := content.Charges[0].Key
+		settled, err := admission.SettledCharge(content.Name, key, settleable(content.ttl()))
 		if err != nil {
 			return nil, err
 		}
-		if err := begin(key, settled); err != nil {
+		if err := addBatch(key, settled); err != nil {
 			return nil, err
 		}
 	}
-	grants := s.grantsOf(t)
+	grants := s.grantsOf(content)
 	for i := range grants {
 		key := grants[i].Charge.Key
-		if _, hasBegun := byKey[key]; hasBegun {
+		if _, hasBatch := byKey[key]; hasBatch {
 			continue
 		}
-		if err := begin(key); err != nil {
+		if err := addBatch(key); err != nil {
 			return nil, err
 		}
 	}
@@ -163,8 +161,8 @@ func (s *Service) corrections(t *idContent, r *penstockv1.SettleRequest) (batche
 
 // onlyOnce returns a charge that only the first Settle of a reservation can make. The store
 // remembers the charge until no process accepts the id of the reservation any more.
-func (s *Service) onlyOnce(t *idContent, key string) (penstock.Charge, error) {
-	plan, err := penstock.Limit{Group: reserved.Settled + t.Name, Name: "once", Count: 1, Period: settleable(t.ttl()), Burst: 1}.Compile()
+func (s *Service) onlyOnce(content *idContent, key string) (penstock.Charge, error) {
+	plan, err := penstock.Limit{Group: reserved.Settled + content.Name, Name: "once", Count: 1, Period: settleable(content.ttl()), Burst: 1}.Compile()
 	return penstock.Charge{Key: key, Plan: plan, Cost: 1}, err
 }
 
@@ -192,7 +190,7 @@ func (s *Service) changeInStore(ctx context.Context, charges []penstock.Charge) 
 	return err
 }
 
-// decideToTheEnd sends a correction, which continues when its caller cancels.
+// decideToTheEnd sends a correction. It goes on if the caller cancels, for up to correctTimeout.
 func (s *Service) decideToTheEnd(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), correctTimeout)
 	defer cancel()

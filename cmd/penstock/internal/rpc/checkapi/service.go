@@ -62,7 +62,9 @@ const (
 	defaultMaxParallel = 1024
 )
 
-// A Service implements the calls of the API. Make one with New. It is safe for concurrent use.
+// A Service implements the calls of the API. Make one with New. It is safe for concurrent use. The
+// methods with the names of calls need an authenticated caller: for Peek, Reset and Explain an
+// operator.
 type Service struct {
 	store      penstock.Store
 	controller *admission.Controller

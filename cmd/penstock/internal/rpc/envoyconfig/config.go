@@ -16,10 +16,8 @@ type Config struct {
 	warnings []Warning
 }
 
-// Domain returns the domain of this name, or nil.
 func (c *Config) Domain(name string) *Domain { return c.domains[name] }
 
-// Domains returns the names of all domains, sorted.
 func (c *Config) Domains() []string {
 	return slices.Sorted(maps.Keys(c.domains))
 }

@@ -20,7 +20,6 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s: %s; %s", place(e.File, e.Line), e.What, e.Remedy)
 }
 
-// Errors are all errors that Load has found.
 type Errors []*Error
 
 func (e Errors) Error() string {

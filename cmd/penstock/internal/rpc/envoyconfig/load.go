@@ -57,22 +57,22 @@ type loader struct {
 	mistakes Errors
 	allPaths int // bytes of the paths of all descriptors so far
 
-	file      string // the file that is being loaded
-	positions position
+	file  string // the file that is being loaded
+	lines lineFinder
 }
 
 // fail reports an error at the value that the path leads to. The remedy tells how to fix it, and
 // format and args tell what is wrong.
 func (l *loader) fail(at path, remedy, format string, args ...any) {
 	if len(l.mistakes) < maxMistakes {
-		l.mistakes = append(l.mistakes, &Error{File: l.file, Line: l.positions.line(at), What: fmt.Sprintf(format, args...), Remedy: remedy})
+		l.mistakes = append(l.mistakes, &Error{File: l.file, Line: l.lines.line(at), What: fmt.Sprintf(format, args...), Remedy: remedy})
 	}
 }
 
 // warn reports a warning about the value that the path leads to.
 func (l *loader) warn(at path, format string, args ...any) {
 	if len(l.config.warnings) < maxWarnings {
-		l.config.warnings = append(l.config.warnings, Warning{File: l.file, Line: l.positions.line(at), Text: fmt.Sprintf(format, args...)})
+		l.config.warnings = append(l.config.warnings, Warning{File: l.file, Line: l.lines.line(at), Text: fmt.Sprintf(format, args...)})
 	}
 }
 
@@ -105,14 +105,14 @@ type (
 )
 
 func (l *loader) load(f File) {
-	l.file, l.positions = f.Name, position{}
+	l.file, l.lines = f.Name, lineFinder{}
 	if len(f.Content) > maxFileSize {
 		l.fail(nil, "split it into several files", "it is larger than %d MB", maxFileSize>>20)
 		return
 	}
-	positions, err := panicked.Try("read the lines of "+f.Name, func() (position, error) { return positionsIn(f.Content), nil })
-	if err == nil {
-		l.positions = positions // without positions, errors have no lines
+	lines, err := panicked.Try("read the lines of "+f.Name, func() (lineFinder, error) { return newLineFinder(f.Content), nil })
+	if err == nil { // otherwise errors have no lines
+		l.lines = lines
 	}
 	root, err := panicked.Try("read "+f.Name, func() (*yamlRoot, error) { return l.decode(f.Content) })
 	if err != nil {
@@ -347,7 +347,7 @@ func (l *loader) addDescriptor(to *node, y *yamlDescriptor, at path, above paren
 			"duplicate descriptor composite key '%s' (the other one is at %s)", full, place(other.file, other.line))
 		return
 	}
-	n := &node{key: y.Key, value: y.Value, isValueInMetric: y.ValueToMetric, file: l.file, line: l.positions.line(at)}
+	n := &node{key: y.Key, value: y.Value, isValueInMetric: y.ValueToMetric, file: l.file, line: l.lines.line(at)}
 	isWildcard := strings.Contains(composite, "*")
 	if y.ShareThreshold {
 		if !isWildcard {
@@ -388,7 +388,7 @@ func (l *loader) addLimit(y *yamlDescriptor, at path, levels parents) *Limit {
 	limit := &Limit{
 		Index: len(l.config.limits), Path: levels.path, RequestsPerUnit: r.RequestsPerUnit, Unit: unit, IsUnlimited: r.Unlimited, Name: r.Name,
 		ShadowMode: y.ShadowMode, QuotaMode: y.QuotaMode, DetailedMetric: y.DetailedMetric, ValueToMetric: levels.isValueInMetric, Metadata: metadataOf(y.Metadata),
-		File: l.file, Line: l.positions.line(at),
+		File: l.file, Line: l.lines.line(at),
 		domain: levels.domain.Name, domainIndex: levels.domain.index, keys: levels.keys, values: levels.values, isShared: levels.isShared,
 	}
 	for i, one := range r.Replaces {

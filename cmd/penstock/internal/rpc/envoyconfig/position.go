@@ -12,23 +12,23 @@ type path []any
 // join returns the path p, extended by keys of maps and indices of lists.
 func (p path) join(steps ...any) path { return append(slices.Clip(p), steps...) }
 
-// A position finds the lines of the values of a file, because the YAML 1.1 parser that reads the
+// A lineFinder finds the lines of the values of a file, because the YAML 1.1 parser that reads the
 // values reports none.
-type position struct{ root *yaml.Node }
+type lineFinder struct{ root *yaml.Node }
 
-// positionsIn reads the positions of a file. If that fails, all lines are unknown.
-func positionsIn(content []byte) position {
+// newLineFinder parses a file. If that fails, all lines are unknown.
+func newLineFinder(content []byte) lineFinder {
 	var document yaml.Node
 	if err := yaml.Unmarshal(content, &document); err != nil || len(document.Content) == 0 {
-		return position{}
+		return lineFinder{}
 	}
-	return position{document.Content[0]}
+	return lineFinder{document.Content[0]}
 }
 
 // line returns the line of a value. If it does not find the value, it returns the line of the
 // nearest enclosing value.
-func (p position) line(at path) int {
-	node, line := p.root, 0
+func (f lineFinder) line(at path) int {
+	node, line := f.root, 0
 	for i := 0; node != nil; i++ {
 		if node.Kind == yaml.AliasNode {
 			node = node.Alias

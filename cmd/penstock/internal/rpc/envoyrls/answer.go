@@ -8,9 +8,9 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// isOver reports whether a charge is above its limit although the store granted it. The store
-// always grants a Force and a Peek of cost 0. The plan of these charges is the probe, which has one
-// unit more than the limit. If the probe has no unit left, the limit is exceeded.
+// isOver reports whether a limit is exceeded although the store has granted its charge. The store
+// always grants a Force and a Peek of cost 0. These are made with the probe, which has one unit more
+// than the limit. So the limit is exceeded if the probe has no unit left.
 func isOver(charges []penstock.Charge, d *penstock.Decision) bool {
 	for i := range charges {
 		c := &charges[i]
@@ -24,44 +24,44 @@ func isOver(charges []penstock.Charge, d *penstock.Decision) bool {
 
 // setResult sets the result of a limit from the decision of its batch. Without a decision, the
 // request passes.
-func (c *call) setResult(it *appliedLimit, d *penstock.Decision, hasDecision bool) {
-	if !hasDecision || d.Source == penstock.FromOpen || d.Len() <= it.chargeIndex {
-		it.decidedBy = failedOpen
+func (c *call) setResult(applied *appliedLimit, d *penstock.Decision, hasDecision bool) {
+	if !hasDecision || d.Source == penstock.FromOpen || d.Len() <= applied.chargeIndex {
+		applied.decidedBy = failedOpen
 		return
 	}
 	if d.Source == penstock.FromClosed {
-		it.decidedBy = failedClosed
+		applied.decidedBy = failedClosed
 		return
 	}
-	s := d.Status(it.chargeIndex)
-	it.decidedBy = decided
-	if it.kind == spend {
-		it.remaining = s.Remaining
+	s := d.Status(applied.chargeIndex)
+	applied.decidedBy = decided
+	if applied.kind == spend {
+		applied.remaining = s.Remaining
 	} else {
-		it.remaining = max(s.Remaining-1, 0) // the probe has one unit more than the limit
+		applied.remaining = max(s.Remaining-1, 0) // the probe has one unit more than the limit
 	}
-	switch it.kind {
+	switch applied.kind {
 	case refund: // never denied
 	case force:
-		it.isOver = s.Remaining == 0 // the probe has no unit left
+		applied.isOver = s.Remaining == 0 // the probe has no unit left
 	case check:
-		it.isOver = s.RetryAfter > 0 || s.Remaining == 0
+		applied.isOver = s.RetryAfter > 0 || s.Remaining == 0
 	default:
-		it.isOver = s.RetryAfter > 0
+		applied.isOver = s.RetryAfter > 0
 	}
-	it.reset = c.resetSeconds(it, s)
+	applied.reset = c.resetSeconds(applied, s)
 }
 
 // resetSeconds returns a time in seconds. If the limit is exceeded, the result is the time until
 // the limit has room again. If not, the result is the time until nothing of the limit is used. The
 // result is at least 1, because Envoy shows whole seconds.
-func (c *call) resetSeconds(it *appliedLimit, s penstock.Status) int64 {
+func (c *call) resetSeconds(applied *appliedLimit, s penstock.Status) int64 {
 	after := s.ResetAfter
-	if it.isOver && s.RetryAfter > 0 && s.RetryAfter != penstock.Never {
+	if applied.isOver && s.RetryAfter > 0 && s.RetryAfter != penstock.Never {
 		after = s.RetryAfter
 	}
-	if o := &c.engine.options; after <= 0 && it.limit.probe.Algorithm() == penstock.FixedWindow {
-		period := it.limit.period.Microseconds() // nothing is used, so the store returned no time
+	if o := &c.engine.options; after <= 0 && applied.limit.probe.Algorithm() == penstock.FixedWindow {
+		period := applied.limit.period.Microseconds() // nothing is used, so the store returned no time
 		after = time.Duration(period-o.Now().UnixMicro()%period) * time.Microsecond
 	}
 	return max(int64((after+time.Second-1)/time.Second), 1)
@@ -76,33 +76,33 @@ func (c *call) writeResponse(to *Response) {
 	denied := -1 // the last descriptor that a limit without quota_mode denies
 	c.resetsInSeconds = append(c.resetsInSeconds[:0], make([]int64, len(to.Statuses))...)
 	for i := range c.limits {
-		it := &c.limits[i]
-		switch it.kind {
+		applied := &c.limits[i]
+		switch applied.kind {
 		case none:
 			continue
 		case unlimited:
-			to.Statuses[it.descriptorIndex].Remaining = math.MaxUint32
+			to.Statuses[applied.descriptorIndex].Remaining = math.MaxUint32
 			continue
 		case refuse:
-			to.Statuses[it.descriptorIndex].IsOver, to.IsOver = true, true
+			to.Statuses[applied.descriptorIndex].IsOver, to.IsOver = true, true
 			continue
 		}
-		status := Status{Limit: &it.limit.current}
-		switch it.decidedBy {
+		status := Status{Limit: &applied.limit.current}
+		switch applied.decidedBy {
 		case failedOpen:
-			it.remaining, it.reset = int64(it.limit.current.RequestsPerUnit), c.resetSeconds(it, penstock.Status{})
+			applied.remaining, applied.reset = int64(applied.limit.current.RequestsPerUnit), c.resetSeconds(applied, penstock.Status{})
 		case failedClosed:
-			it.isOver, it.remaining, it.reset = !it.isShadow && !it.isQuota, 0, closedReset
+			applied.isOver, applied.remaining, applied.reset = !applied.isShadow && !applied.isQuota, 0, closedReset
 		}
-		status.IsOver = it.denies()
-		status.Remaining, status.Reset = clamp(it.remaining), clamp(it.reset)
-		canDeny := !it.isQuota || isQuotaSpent
+		status.IsOver = applied.denies()
+		status.Remaining, status.Reset = clamp(applied.remaining), clamp(applied.reset)
+		canDeny := !applied.isQuota || isQuotaSpent
 		to.IsOver = to.IsOver || status.IsOver && canDeny
-		if status.IsOver && !it.isQuota {
-			denied = it.descriptorIndex
+		if status.IsOver && !applied.isQuota {
+			denied = applied.descriptorIndex
 		}
-		if shown := &to.Statuses[it.descriptorIndex]; shown.Limit == nil || status.isStricter(shown) {
-			*shown, c.resetsInSeconds[it.descriptorIndex] = status, it.reset
+		if shown := &to.Statuses[applied.descriptorIndex]; shown.Limit == nil || status.isStricter(shown) {
+			*shown, c.resetsInSeconds[applied.descriptorIndex] = status, applied.reset
 		}
 	}
 	if len(o.Headers) > 0 {
@@ -123,7 +123,7 @@ func (s *Status) isStricter(than *Status) bool {
 }
 
 // denies reports whether the limit is exceeded and enforced.
-func (it *appliedLimit) denies() bool { return it.isOver && !it.isShadow }
+func (applied *appliedLimit) denies() bool { return applied.isOver && !applied.isShadow }
 
 // isQuotaSpent reports whether all limits with quota_mode are over. Only then do these limits deny
 // the request: a request may use any of its quotas. With Options.QuotaMode, a descriptor without a
@@ -133,9 +133,9 @@ func (c *call) isQuotaSpent() bool {
 		return false
 	}
 	for i := range c.limits {
-		it := &c.limits[i]
-		isUnlimitedQuota := it.kind == none && c.engine.options.QuotaMode
-		if isUnlimitedQuota || it.kind.isCharge() && it.isQuota && !it.denies() {
+		applied := &c.limits[i]
+		isUnlimitedQuota := applied.kind == none && c.engine.options.QuotaMode
+		if isUnlimitedQuota || applied.kind.isCharge() && applied.isQuota && !applied.denies() {
 			return false
 		}
 	}
@@ -156,9 +156,9 @@ func (c *call) metadata() map[string]any {
 	}
 	passed := make(map[string]any)
 	for i := range c.limits {
-		it := &c.limits[i]
-		if it.kind.isCharge() && !it.denies() && it.limit.config != nil {
-			mergeMetadata(passed, it.limit.config.Metadata)
+		applied := &c.limits[i]
+		if applied.kind.isCharge() && !applied.denies() && applied.limit.config != nil {
+			mergeMetadata(passed, applied.limit.config.Metadata)
 		}
 	}
 	if len(passed) > 0 {

@@ -117,10 +117,10 @@ func (c *call) match() error {
 		}
 	}
 	for i := range c.limits {
-		if it := &c.limits[i]; it.kind.isCharge() {
+		if applied := &c.limits[i]; applied.kind.isCharge() {
 			c.pending = append(c.pending, i)
-			c.hasQuota = c.hasQuota || it.isQuota
-		} else if it.kind == refuse {
+			c.hasQuota = c.hasQuota || applied.isQuota
+		} else if applied.kind == refuse {
 			c.isDenied = true
 		}
 	}
@@ -128,7 +128,7 @@ func (c *call) match() error {
 }
 
 // matchOne finds the limit of one descriptor: its override, or else a limit of the configuration.
-func (c *call) matchOne(it *appliedLimit, d *Descriptor, domain *envoyconfig.Domain) error {
+func (c *call) matchOne(applied *appliedLimit, d *Descriptor, domain *envoyconfig.Domain) error {
 	e, m := c.engine, &c.configMatch
 	m.Limit, m.Shared = nil, m.Shared[:0]
 	if d.Override != nil {
@@ -136,24 +136,24 @@ func (c *call) matchOne(it *appliedLimit, d *Descriptor, domain *envoyconfig.Dom
 		if err != nil {
 			return err
 		}
-		it.limit, it.eventLimit = l, c.compiled.overrides.events[domain.Name]
-		it.isQuota = e.options.QuotaMode
+		applied.limit, applied.eventLimit = l, c.compiled.overrides.events[domain.Name]
+		applied.isQuota = e.options.QuotaMode
 	} else {
 		domain.Match(d.Entries, m)
 		if m.Limit == nil {
 			return nil
 		}
-		it.limit = c.compiled.limits[m.Limit.Index]
+		applied.limit = c.compiled.limits[m.Limit.Index]
 		if m.Limit.IsUnlimited {
-			it.kind = unlimited
+			applied.kind = unlimited
 			return nil
 		}
-		it.eventLimit, c.buffer = e.eventLimitOf(c.compiled, it.limit, m, domain.Name, d.Entries, c.buffer)
-		it.isShadow, it.isQuota = m.Limit.ShadowMode, m.Limit.QuotaMode || e.options.QuotaMode
+		applied.eventLimit, c.buffer = e.eventLimitOf(c.compiled, applied.limit, m, domain.Name, d.Entries, c.buffer)
+		applied.isShadow, applied.isQuota = m.Limit.ShadowMode, m.Limit.QuotaMode || e.options.QuotaMode
 	}
 	c.buffer = appendKey(c.buffer[:0], domain.Name, d.Entries, m.Shared)
-	it.key = string(c.buffer)
-	return c.setCost(it, d)
+	applied.key = string(c.buffer)
+	return c.setCost(applied, d)
 }
 
 // isExact reports whether each descriptor is counted separately. Limits of a policy are always
@@ -194,7 +194,7 @@ func appendEscaped(to []byte, text string) []byte {
 }
 
 // setCost sets what a descriptor costs, and how it is charged.
-func (c *call) setCost(it *appliedLimit, d *Descriptor) error {
+func (c *call) setCost(applied *appliedLimit, d *Descriptor) error {
 	o := &c.engine.options
 	hits := uint64(max(c.request.Hits, 1))
 	if d.HasHits {
@@ -203,18 +203,18 @@ func (c *call) setCost(it *appliedLimit, d *Descriptor) error {
 	if hits > penstock.MaxCost {
 		return invalid("hits_addend is %d; the largest is %d", hits, int64(penstock.MaxCost))
 	}
-	it.cost = int64(hits)
+	applied.cost = int64(hits)
 	switch {
 	case hits == 0:
-		it.kind = check
+		applied.kind = check
 	case d.IsNegative:
-		it.kind = refund
+		applied.kind = refund
 	case c.isExact(), d.HasHits && !o.DeniesReports:
-		it.kind = force
-	case it.limit.plan == nil:
-		it.kind = forbid
+		applied.kind = force
+	case applied.limit.plan == nil:
+		applied.kind = forbid
 	default:
-		it.kind = spend
+		applied.kind = spend
 	}
 	return nil
 }
@@ -244,7 +244,7 @@ func (c *call) removeReplaced() {
 func (c *call) decide(ctx context.Context) error {
 	if len(c.pending) == 0 && len(c.policyShadows) == 0 {
 		outcome := admission.Unlimited
-		if slices.ContainsFunc(c.limits, func(it appliedLimit) bool { return it.kind == refuse }) {
+		if slices.ContainsFunc(c.limits, func(applied appliedLimit) bool { return applied.kind == refuse }) {
 			outcome = admission.Refused
 		}
 		c.engine.controller.Observe(&admission.Event{Context: ctx, Outcome: outcome})
@@ -282,7 +282,7 @@ func (c *call) isPlain() bool {
 		return false
 	}
 	for _, i := range c.pending {
-		if it := &c.limits[i]; it.isShadow || it.isQuota {
+		if applied := &c.limits[i]; applied.isShadow || applied.isQuota {
 			return false
 		}
 	}
@@ -302,21 +302,21 @@ func (c *call) applyDecision(a *admission.Admission, outcome admission.Outcome, 
 	}
 	d, isLimited := a.Decision()
 	for _, i := range c.pending {
-		it := &c.limits[i]
+		applied := &c.limits[i]
 		switch {
-		case it.batch > 0:
-			shadow, ok := a.ShadowDecision(it.batch - 1)
-			c.setResult(it, &shadow, ok)
-		case it.batch < 0: // it waits for the next round
+		case applied.batch > 0:
+			shadow, ok := a.ShadowDecision(applied.batch - 1)
+			c.setResult(applied, &shadow, ok)
+		case applied.batch < 0: // it waits for the next round
 		case outcome == admission.FailedClosed:
-			it.decidedBy = failedClosed
-		case outcome == admission.FailedOpen || !isLimited || d.Len() <= it.chargeIndex:
-			it.decidedBy = failedOpen
+			applied.decidedBy = failedClosed
+		case outcome == admission.FailedOpen || !isLimited || d.Len() <= applied.chargeIndex:
+			applied.decidedBy = failedOpen
 		default:
-			c.setResult(it, &d, true)
-			if !d.Allowed && (it.kind == force || it.kind == refund) {
+			c.setResult(applied, &d, true)
+			if !d.Allowed && (applied.kind == force || applied.kind == refund) {
 				c.nextRound = append(c.nextRound, i)
-				it.decidedBy = undecided
+				applied.decidedBy = undecided
 			}
 		}
 	}
@@ -330,11 +330,11 @@ func (c *call) compose() {
 	c.shadows = c.shadows[:0]
 	c.shadowCharges, c.shadowLimits = slices.Grow(c.shadowCharges[:0], len(c.limits)), slices.Grow(c.shadowLimits[:0], len(c.limits)) // so that no append moves them
 	for n, i := range c.pending {
-		it := &c.limits[i]
-		it.batch = -1
-		charge := c.charge(it)
-		if other := c.findSameCounter(it, c.pending[:n]); other != nil {
-			c.join(i, it, other, &charge)
+		applied := &c.limits[i]
+		applied.batch = -1
+		charge := c.charge(applied)
+		if other := c.findSameCounter(applied, c.pending[:n]); other != nil {
+			c.join(i, applied, other, &charge)
 			continue
 		}
 		switch {
@@ -342,17 +342,17 @@ func (c *call) compose() {
 			if len(c.shadows) == 0 {
 				c.shadows = append(c.shadows, policy.Shadow{})
 			}
-			it.batch, it.chargeIndex = 1, len(c.shadowCharges)
-			c.shadowCharges, c.shadowLimits = append(c.shadowCharges, charge), append(c.shadowLimits, it.eventLimit)
+			applied.batch, applied.chargeIndex = 1, len(c.shadowCharges)
+			c.shadowCharges, c.shadowLimits = append(c.shadowCharges, charge), append(c.shadowLimits, applied.eventLimit)
 			c.shadows[0].Charges, c.shadows[0].Limits = c.shadowCharges, c.shadowLimits
-		case it.isShadow, it.isQuota: // a shadow by itself
+		case applied.isShadow, applied.isQuota: // a shadow by itself
 			at, end := len(c.shadowCharges), len(c.shadowCharges)+1
-			c.shadowCharges, c.shadowLimits = append(c.shadowCharges, charge), append(c.shadowLimits, it.eventLimit)
+			c.shadowCharges, c.shadowLimits = append(c.shadowCharges, charge), append(c.shadowLimits, applied.eventLimit)
 			c.shadows = append(c.shadows, policy.Shadow{Charges: c.shadowCharges[at:end:end], Limits: c.shadowLimits[at:end:end]})
-			it.batch, it.chargeIndex = len(c.shadows), 0
+			applied.batch, applied.chargeIndex = len(c.shadows), 0
 		default:
-			it.batch, it.chargeIndex = 0, len(c.round.Charges)
-			c.round.Charges, c.round.Limits = append(c.round.Charges, charge), append(c.round.Limits, it.eventLimit)
+			applied.batch, applied.chargeIndex = 0, len(c.round.Charges)
+			c.round.Charges, c.round.Limits = append(c.round.Charges, charge), append(c.round.Limits, applied.eventLimit)
 		}
 	}
 	c.shadows = append(c.shadows, c.policyShadows...)
@@ -360,11 +360,11 @@ func (c *call) compose() {
 	c.round.Shadows = c.shadows
 }
 
-func (c *call) charge(it *appliedLimit) penstock.Charge {
-	charge := penstock.Charge{Key: it.key, Plan: it.limit.probe, Cost: it.cost}
-	switch it.kind {
+func (c *call) charge(applied *appliedLimit) penstock.Charge {
+	charge := penstock.Charge{Key: applied.key, Plan: applied.limit.probe, Cost: applied.cost}
+	switch applied.kind {
 	case spend:
-		charge.Plan = it.limit.plan
+		charge.Plan = applied.limit.plan
 		if c.isDenied {
 			charge.Mode = penstock.Peek
 		}
@@ -373,7 +373,7 @@ func (c *call) charge(it *appliedLimit) penstock.Charge {
 	case refund:
 		charge.Mode = penstock.Refund
 	case forbid:
-		charge.Mode, charge.Cost = penstock.Peek, it.limit.probe.Capacity()+1 // a cost that never fits
+		charge.Mode, charge.Cost = penstock.Peek, applied.limit.probe.Capacity()+1 // a cost that never fits
 	case check:
 		charge.Mode = penstock.Peek
 		if !c.isExact() {
@@ -384,47 +384,47 @@ func (c *call) charge(it *appliedLimit) penstock.Charge {
 }
 
 // findSameCounter returns an earlier limit of the round that has the same counter, or nil.
-func (c *call) findSameCounter(it *appliedLimit, earlier []int) *appliedLimit {
+func (c *call) findSameCounter(applied *appliedLimit, earlier []int) *appliedLimit {
 	for _, i := range earlier {
 		other := &c.limits[i]
-		if other.batch >= 0 && it.sharesCounter(other) {
+		if other.batch >= 0 && applied.sharesCounter(other) {
 			return other
 		}
 	}
 	return nil
 }
 
-func (it *appliedLimit) sharesCounter(other *appliedLimit) bool {
-	p, q := it.limit.probe, other.limit.probe
-	return it.key == other.key && p.Name() == q.Name() && p.Group() == q.Group()
+func (applied *appliedLimit) sharesCounter(other *appliedLimit) bool {
+	p, q := applied.limit.probe, other.limit.probe
+	return applied.key == other.key && p.Name() == q.Name() && p.Group() == q.Group()
 }
 
 // join merges the charge of a limit into that of other, an earlier limit with the same counter. It
 // does so if both have the same kind and their order does not matter. If not, the limit waits for
 // the next round. i is the limit's index in c.limits.
-func (c *call) join(i int, it, other *appliedLimit, charge *penstock.Charge) {
-	isAlike := it.kind == other.kind && it.limit.current == other.limit.current && it.isShadow == other.isShadow && it.isQuota == other.isQuota
+func (c *call) join(i int, applied, other *appliedLimit, charge *penstock.Charge) {
+	isAlike := applied.kind == other.kind && applied.limit.current == other.limit.current && applied.isShadow == other.isShadow && applied.isQuota == other.isQuota
 	// In mode Exact, each charge changes what later ones of its counter find. Checks change nothing.
-	needsOrder := c.isExact() && (it.kind != check || c.hasEarlierWaiter(it))
+	needsOrder := c.isExact() && (applied.kind != check || c.hasEarlierWaiter(applied))
 	if !isAlike || needsOrder {
 		c.nextRound = append(c.nextRound, i)
 		return
 	}
-	it.batch, it.chargeIndex = other.batch, other.chargeIndex
-	if it.kind != spend && it.kind != force && it.kind != refund { // one Peek answers both limits
+	applied.batch, applied.chargeIndex = other.batch, other.chargeIndex
+	if applied.kind != spend && applied.kind != force && applied.kind != refund { // one Peek answers both limits
 		return
 	}
 	charges := c.round.Charges
 	switch {
 	case c.engine.options.ShadowMode:
 		charges = c.shadowCharges
-	case it.batch > 0:
-		charges = c.shadows[it.batch-1].Charges
+	case applied.batch > 0:
+		charges = c.shadows[applied.batch-1].Charges
 	}
-	charges[it.chargeIndex].Cost = min(charges[it.chargeIndex].Cost+charge.Cost, penstock.MaxCost)
+	charges[applied.chargeIndex].Cost = min(charges[applied.chargeIndex].Cost+charge.Cost, penstock.MaxCost)
 }
 
 // hasEarlierWaiter reports whether an earlier limit with the same counter waits for the next round.
-func (c *call) hasEarlierWaiter(it *appliedLimit) bool {
-	return slices.ContainsFunc(c.nextRound, func(i int) bool { return it.sharesCounter(&c.limits[i]) })
+func (c *call) hasEarlierWaiter(applied *appliedLimit) bool {
+	return slices.ContainsFunc(c.nextRound, func(i int) bool { return applied.sharesCounter(&c.limits[i]) })
 }

@@ -49,8 +49,8 @@ type waitingCall struct {
 }
 
 // newCall returns a call for release.
-func (g *coalescer) newCall() *waitingCall {
-	if call, ok := g.calls.Get().(*waitingCall); ok {
+func (c *coalescer) newCall() *waitingCall {
+	if call, ok := c.calls.Get().(*waitingCall); ok {
 		return call
 	}
 	return &waitingCall{ready: make(chan []*waitingCall, 1)}
@@ -58,27 +58,27 @@ func (g *coalescer) newCall() *waitingCall {
 
 // release makes the memory of a call free for others. Its channel is empty: a call that waits
 // receives what it is sent, unless it leaves before that.
-func (g *coalescer) release(call *waitingCall) {
+func (c *coalescer) release(call *waitingCall) {
 	call.message = Message{}
-	g.calls.Put(call)
+	c.calls.Put(call)
 }
 
 // decide decides an encoded request, and returns the encoded response. The request is not used
 // after the return.
-func (g *coalescer) decide(ctx context.Context, request []byte) ([]byte, error) {
-	if g.isAlone {
-		return g.engine.DecideMessage(ctx, request)
+func (c *coalescer) decide(ctx context.Context, request []byte) ([]byte, error) {
+	if c.isAlone {
+		return c.engine.DecideMessage(ctx, request)
 	}
-	call := g.newCall()
-	defer g.release(call)
+	call := c.newCall()
+	defer c.release(call)
 	call.message.Request = request
 	call.deadline, _ = ctx.Deadline()
-	list, isWaiting := g.enter(call)
+	list, isWaiting := c.enter(call)
 	if isWaiting {
 		select {
 		case list = <-call.ready:
 		case <-ctx.Done():
-			if g.leave(call) {
+			if c.leave(call) {
 				return nil, status.FromContextError(ctx.Err()).Err()
 			}
 			list = <-call.ready // the list of the call is in progress, and ends by its deadline
@@ -87,55 +87,55 @@ func (g *coalescer) decide(ctx context.Context, request []byte) ([]byte, error) 
 	switch len(list) {
 	case 0: // another call has decided this one
 	case 1:
-		defer g.startNext()
-		return g.engine.DecideMessage(ctx, request)
+		defer c.startNext()
+		return c.engine.DecideMessage(ctx, request)
 	default:
-		g.decideList(list)
+		c.decideList(list)
 	}
 	return call.message.Response, call.message.Err
 }
 
 // enter returns the list that the call must decide now, or true if it must wait.
-func (g *coalescer) enter(call *waitingCall) (list []*waitingCall, isWaiting bool) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.runningLists >= maxLists && len(g.waitingCalls)+1 < maxCallsPerList {
-		g.waitingCalls = append(g.waitingCalls, call)
+func (c *coalescer) enter(call *waitingCall) (list []*waitingCall, isWaiting bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.runningLists >= maxLists && len(c.waitingCalls)+1 < maxCallsPerList {
+		c.waitingCalls = append(c.waitingCalls, call)
 		return nil, true
 	}
-	g.runningLists++
-	return g.takeLocked(call), false
+	c.runningLists++
+	return c.takeLocked(call), false
 }
 
 // leave removes a call that waits. It returns false if its list is in progress or has ended.
-func (g *coalescer) leave(call *waitingCall) bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	i := slices.Index(g.waitingCalls, call)
+func (c *coalescer) leave(call *waitingCall) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	i := slices.Index(c.waitingCalls, call)
 	if i >= 0 {
-		g.waitingCalls = slices.Delete(g.waitingCalls, i, i+1)
+		c.waitingCalls = slices.Delete(c.waitingCalls, i, i+1)
 	}
 	return i >= 0
 }
 
 // startNext starts the next list after one has ended, if calls wait.
-func (g *coalescer) startNext() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if len(g.waitingCalls) == 0 {
-		g.runningLists--
+func (c *coalescer) startNext() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.waitingCalls) == 0 {
+		c.runningLists--
 		return
 	}
-	first := g.waitingCalls[0]
-	g.waitingCalls = slices.Delete(g.waitingCalls, 0, 1)
-	first.ready <- g.takeLocked(first)
+	first := c.waitingCalls[0]
+	c.waitingCalls = slices.Delete(c.waitingCalls, 0, 1)
+	first.ready <- c.takeLocked(first)
 }
 
 // takeLocked makes a list of a call and of all waiting calls with about the same deadline. It
-// removes these from g.waitingCalls.
-func (g *coalescer) takeLocked(first *waitingCall) []*waitingCall {
-	list := append(make([]*waitingCall, 0, 1+len(g.waitingCalls)), first)
-	g.waitingCalls = slices.DeleteFunc(g.waitingCalls, func(call *waitingCall) bool {
+// removes these from c.waitingCalls.
+func (c *coalescer) takeLocked(first *waitingCall) []*waitingCall {
+	list := append(make([]*waitingCall, 0, 1+len(c.waitingCalls)), first)
+	c.waitingCalls = slices.DeleteFunc(c.waitingCalls, func(call *waitingCall) bool {
 		isNear := call.deadline.Sub(first.deadline).Abs() <= maxDeadlineSpread
 		if isNear {
 			list = append(list, call)
@@ -146,7 +146,7 @@ func (g *coalescer) takeLocked(first *waitingCall) []*waitingCall {
 }
 
 // decideList decides a list of calls, and wakes all except the first, which calls decideList.
-func (g *coalescer) decideList(list []*waitingCall) {
+func (c *coalescer) decideList(list []*waitingCall) {
 	messages := make([]Message, len(list))
 	deadline := list[0].deadline
 	for i, call := range list {
@@ -168,7 +168,7 @@ func (g *coalescer) decideList(list []*waitingCall) {
 				call.ready <- nil
 			}
 		}
-		g.startNext()
+		c.startNext()
 	}()
 	ctx := context.Background()
 	if !deadline.IsZero() {
@@ -176,5 +176,5 @@ func (g *coalescer) decideList(list []*waitingCall) {
 		ctx, cancel = context.WithDeadline(ctx, deadline)
 		defer cancel()
 	}
-	g.engine.DecideMessages(ctx, messages)
+	c.engine.DecideMessages(ctx, messages)
 }

@@ -161,15 +161,15 @@ func (c *call) matchPolicy(s *ruleset) error {
 			if err != nil {
 				return invalid("the limit %s cannot be enforced: %v", l.FullName, err)
 			}
-			it := appliedLimit{descriptorIndex: i, limit: compiled, eventLimit: l, key: evaluation.Charges[j].Key}
-			if err := c.setCost(&it, d); err != nil {
+			applied := appliedLimit{descriptorIndex: i, limit: compiled, eventLimit: l, key: evaluation.Charges[j].Key}
+			if err := c.setCost(&applied, d); err != nil {
 				return err
 			}
 			var ok bool
-			if it.cost, ok = product(it.cost, evaluation.Charges[j].Cost); !ok {
+			if applied.cost, ok = product(applied.cost, evaluation.Charges[j].Cost); !ok {
 				return invalid("the cost is out of range; the largest is %d", int64(penstock.MaxCost))
 			}
-			c.limits = append(c.limits, it)
+			c.limits = append(c.limits, applied)
 		}
 		if err := c.addShadows(evaluation, d); err != nil {
 			return err
@@ -188,8 +188,8 @@ func product(a, b int64) (cost int64, ok bool) {
 
 // addShadows adds the shadows of the policy for a descriptor. The response does not show them.
 func (c *call) addShadows(evaluation *policy.Evaluation, d *Descriptor) error {
-	it := appliedLimit{limit: emptyLimit} // only for its kind and its cost
-	if err := c.setCost(&it, d); err != nil || it.kind == check || it.kind == refund {
+	applied := appliedLimit{limit: emptyLimit} // only for its kind and its cost
+	if err := c.setCost(&applied, d); err != nil || applied.kind == check || applied.kind == refund {
 		return err
 	}
 	for _, shadow := range evaluation.Shadows {
@@ -199,9 +199,9 @@ func (c *call) addShadows(evaluation *policy.Evaluation, d *Descriptor) error {
 		shadow.Charges = slices.Clone(shadow.Charges)
 		for i := range shadow.Charges {
 			charge := &shadow.Charges[i]
-			charge.Cost, _ = product(charge.Cost, it.cost)
+			charge.Cost, _ = product(charge.Cost, applied.cost)
 			charge.Patience = 0
-			if it.kind == force {
+			if applied.kind == force {
 				charge.Mode = penstock.Force
 			}
 		}

@@ -25,15 +25,15 @@ const methodName = "/" + ServiceName + "/ShouldRateLimit"
 // DecideMessage decides an encoded RateLimitRequest, and returns the encoded RateLimitResponse. It
 // does not use the generated messages, which would take more time. An error is a gRPC status.
 func (e *Engine) DecideMessage(ctx context.Context, request []byte) ([]byte, error) {
-	x := messagePairs.Get().(*messagePair)
-	defer x.release()
-	if err := x.request.unmarshal(request); err != nil {
+	pair := messagePairs.Get().(*messagePair)
+	defer pair.release()
+	if err := pair.request.unmarshal(request); err != nil {
 		return nil, err
 	}
-	if err := e.Decide(ctx, &x.request, &x.response); err != nil {
+	if err := e.Decide(ctx, &pair.request, &pair.response); err != nil {
 		return nil, grpcError(err)
 	}
-	response, err := x.response.appendTo(make([]byte, 0, usualResponse))
+	response, err := pair.response.appendTo(make([]byte, 0, usualResponse))
 	if err != nil {
 		return nil, grpcError(err)
 	}
@@ -55,19 +55,19 @@ func (e *Engine) DecideMessages(ctx context.Context, list []Message) {
 	listed, items := make([]listedMessage, 0, len(list)), make([]*admission.BatchItem, 0, len(list))
 	for i := range list {
 		m := &list[i]
-		x := messagePairs.Get().(*messagePair)
-		if m.Err = x.request.unmarshal(m.Request); m.Err != nil {
-			x.release()
+		pair := messagePairs.Get().(*messagePair)
+		if m.Err = pair.request.unmarshal(m.Request); m.Err != nil {
+			pair.release()
 			continue
 		}
-		c, err := e.begin(&x.request)
+		c, err := e.begin(&pair.request)
 		if err != nil {
 			m.Err = grpcError(err)
-			x.release()
+			pair.release()
 			continue
 		}
 		if c.isPlain() {
-			listed = append(listed, listedMessage{Message: m, messagePair: x, call: c})
+			listed = append(listed, listedMessage{Message: m, messagePair: pair, call: c})
 			l := &listed[len(listed)-1] // no append moves it, because listed has room for the whole list
 			l.item.Charges = c.beginRound()
 			l.item.Charges.Reuse = &l.admission
@@ -78,7 +78,7 @@ func (e *Engine) DecideMessages(ctx context.Context, list []Message) {
 		others.Go(func() {
 			defer panicked.Recover("a gRPC call is handled")
 			err := c.decide(ctx)
-			m.finish(c, x, err)
+			m.finish(c, pair, err)
 		})
 	}
 	if len(listed) == 0 {
@@ -108,14 +108,14 @@ type listedMessage struct {
 var errPanic = status.Error(codes.Internal, panicked.Message)
 
 // finish sets the result of a message after its call was decided, and releases the call.
-func (m *Message) finish(c *call, x *messagePair, err error) {
+func (m *Message) finish(c *call, pair *messagePair, err error) {
 	if err == nil {
-		x.response.prepare(len(x.request.Descriptors))
-		c.writeResponse(&x.response)
-		m.Response, err = x.response.appendTo(make([]byte, 0, usualResponse))
+		pair.response.prepare(len(pair.request.Descriptors))
+		c.writeResponse(&pair.response)
+		m.Response, err = pair.response.appendTo(make([]byte, 0, usualResponse))
 	}
 	c.release()
-	x.release()
+	pair.release()
 	m.Err = nil
 	if err != nil {
 		m.Err = grpcError(err)
@@ -137,19 +137,19 @@ type messagePair struct {
 // maxEntriesKept is the capacity of Entries above which its memory is not reused.
 const maxEntriesKept = 32
 
-// release empties the request, and returns x to the pool unless x is too large.
-func (x *messagePair) release() {
-	x.request.Domain = ""
-	for i := range x.request.Descriptors {
-		d := &x.request.Descriptors[i]
+// release empties the request, and returns the pair to the pool unless it is too large.
+func (pair *messagePair) release() {
+	pair.request.Domain = ""
+	for i := range pair.request.Descriptors {
+		d := &pair.request.Descriptors[i]
 		clear(d.Entries)
 		if cap(d.Entries) > maxEntriesKept {
 			d.Entries = nil
 		}
 		*d = Descriptor{Entries: d.Entries[:0]}
 	}
-	if cap(x.request.Descriptors) <= MaxDescriptors {
-		messagePairs.Put(x)
+	if cap(pair.request.Descriptors) <= MaxDescriptors {
+		messagePairs.Put(pair)
 	}
 }
 
@@ -372,9 +372,7 @@ func (r *Response) appendTo(b []byte) ([]byte, error) {
 	b = appendVarint(b, responseCode, uint64(codeOf(r.IsOver)))
 	for i := range r.Statuses {
 		s := &r.Statuses[i]
-		b = protowire.AppendTag(b, responseStatuses, protowire.BytesType)
-		b = protowire.AppendVarint(b, uint64(s.size()))
-		b = s.appendTo(b)
+		b = s.appendTo(appendMessageHead(b, responseStatuses, s.size()))
 		if s.Limit != nil && !utf8.ValidString(s.Limit.Name) {
 			return b, errors.New("the name of a limit is not UTF-8")
 		}
@@ -383,8 +381,7 @@ func (r *Response) appendTo(b []byte) ([]byte, error) {
 		if !utf8.ValidString(h.Name) || !utf8.ValidString(h.Value) {
 			return b, errors.New("a rate limit header is not UTF-8")
 		}
-		b = protowire.AppendTag(b, responseHeaders, protowire.BytesType)
-		b = protowire.AppendVarint(b, uint64(sizeOfString(headerName, h.Name)+sizeOfString(headerValue, h.Value)))
+		b = appendMessageHead(b, responseHeaders, sizeOfString(headerName, h.Name)+sizeOfString(headerValue, h.Value))
 		b = appendString(appendString(b, headerName, h.Name), headerValue, h.Value)
 	}
 	if r.Metadata == nil {
@@ -447,8 +444,7 @@ func (l *CurrentLimit) size() int {
 	return n
 }
 
-// Values that are 0 or empty are not sent.
-
+// appendVarint appends a field. Like the functions below, it sends no value that is 0 or empty.
 func appendVarint(b []byte, number protowire.Number, value uint64) []byte {
 	if value == 0 {
 		return b

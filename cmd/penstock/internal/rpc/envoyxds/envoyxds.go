@@ -48,15 +48,14 @@ type Options struct {
 	// configuration is refused or the connection ends. The calls do not overlap.
 	Report func(error)
 
-	// MinPause and MaxPause bound the mean pause before a new connection. It doubles with each
-	// connection that ends without a used configuration. Default: 1 s and 60 s.
+	// MinPause and MaxPause bound the mean pause before a new connection. The pause doubles with each
+	// connection that brings no configuration which can be used. Default: 1 s and 60 s.
 	MinPause, MaxPause time.Duration
 
 	// MaxMessage is the size of the largest message, in bytes. Default: 64 MiB.
 	MaxMessage int
 }
 
-// The defaults of Options.
 const (
 	defaultMinPause   = time.Second
 	defaultMaxPause   = time.Minute
@@ -67,7 +66,6 @@ const (
 	pingAfter = 6 * time.Minute
 )
 
-// A Client follows a control plane.
 type Client struct {
 	options Options
 	conn    *grpc.ClientConn

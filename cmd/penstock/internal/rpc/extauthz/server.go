@@ -51,7 +51,6 @@ func New(controller *admission.Controller, o forwardauth.Options) *Server {
 	return s
 }
 
-// Register registers the service envoy.service.auth.v3.Authorization.
 func (s *Server) Register(r grpc.ServiceRegistrar) { authv3.RegisterAuthorizationServer(r, s) }
 
 // current returns the handler, or nil while the rules cannot be enforced.

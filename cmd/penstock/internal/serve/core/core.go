@@ -338,7 +338,6 @@ func (c *Core) TokenRejected(e *policy.TokenError) {
 
 func (c *Core) Digest() string { return c.rules.digestInForce() }
 
-// A StoreState is what is known of the store.
 type StoreState struct {
 	Reason    string                 // why it fails; "" if it works
 	Breakers  map[string]guard.State // by node

@@ -81,7 +81,6 @@ func (h *health) recordFailure(err error, attributes ...any) {
 	r.lastLine, r.calls = now, 0
 }
 
-// recordSuccess records that the store has made a decision.
 func (h *health) recordSuccess() {
 	if !h.isFailing.Load() {
 		return

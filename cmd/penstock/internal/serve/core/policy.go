@@ -23,7 +23,6 @@ type Policy struct {
 	server    *settings.Section // the section server of the file
 }
 
-// Count returns the number of rules.
 func (p Policy) Count() int {
 	names := make(map[string]bool)
 	for _, rule := range p.Rules {
@@ -32,7 +31,6 @@ func (p Policy) Count() int {
 	return len(names)
 }
 
-// LogWarnings logs the first few warnings.
 func (p Policy) LogWarnings(log *slog.Logger) { logWarnings(log, p.Warnings) }
 
 func newPolicy(file *policyfile.Policy, s settings.Settings) Policy {

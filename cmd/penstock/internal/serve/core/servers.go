@@ -95,7 +95,6 @@ func missingRights(err error) (missing []string) {
 	return missing
 }
 
-// logMissing logs each missing right once.
 func (m *storeMonitor) logMissing(missing []string) {
 	var unlogged []string
 	for _, right := range missing {

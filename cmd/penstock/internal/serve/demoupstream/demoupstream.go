@@ -31,7 +31,6 @@ func Start() (*Server, error) {
 	return s, nil
 }
 
-// Addr returns the server's host:port.
 func (s *Server) Addr() string { return s.addr }
 
 // Close ends the server. It waits up to a second for requests in flight.

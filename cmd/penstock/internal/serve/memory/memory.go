@@ -50,5 +50,4 @@ func (b *Budget) Release(bytes int64) { b.taken.Add(-bytes) }
 // Refused reports that a request was refused because Take has returned false.
 func (b *Budget) Refused() { b.onRefused() }
 
-// Taken returns how many bytes are taken.
 func (b *Budget) Taken() int64 { return b.taken.Load() }

@@ -62,7 +62,6 @@ func (m *Metrics) AddChargedTwice() (count func()) {
 	return requests.Inc
 }
 
-// GRPCCalls counts the calls of gRPC clients.
 type GRPCCalls map[string][]prometheus.Counter // by service; the index is the status code
 
 // AddGRPC registers the series of gRPC clients. codes are the names of all status codes, by number.

@@ -39,10 +39,8 @@ type Metrics struct {
 	failed map[ConfigSource]bool // the sources whose last load failed
 }
 
-// A ConfigSource is where limits are configured.
 type ConfigSource string
 
-// The sources that are reloaded.
 const (
 	ConfigPolicy ConfigSource = "policy"
 	ConfigEnvoy  ConfigSource = "envoy" // files of envoyproxy/ratelimit, or xDS
@@ -85,7 +83,6 @@ func New(version string, traceID func(context.Context) string, nearPercent int) 
 	return m
 }
 
-// Gather implements prometheus.Gatherer.
 func (m *Metrics) Gather() ([]*dto.MetricFamily, error) { return m.registry.Gather() }
 
 func (m *Metrics) Handler() http.Handler {
@@ -123,7 +120,6 @@ func (m *Metrics) AddCertificate(listener string, expiry func() time.Time) {
 	}, func() float64 { return float64(expiry().Unix()) }))
 }
 
-// Loaded records the first load of the policy.
 func (m *Metrics) Loaded(at time.Time) {
 	m.reloadOK.Set(1)
 	m.reloadTime.Set(unixSeconds(at))

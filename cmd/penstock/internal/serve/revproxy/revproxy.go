@@ -89,7 +89,6 @@ type Options struct {
 	Log *slog.Logger
 }
 
-// Memory is a budget of bytes.
 type Memory interface {
 	Take(bytes int64) bool // returns false if there are not so many left
 	Release(bytes int64)   // releases taken bytes
@@ -135,7 +134,6 @@ func New(o Options) *Handler {
 	return h
 }
 
-// Close ends idle connections to the upstream.
 func (h *Handler) Close() { h.transport.CloseIdleConnections() }
 
 // ServeHTTP forwards the request. Headers that are already set on w come before those of the
@@ -238,7 +236,6 @@ func (w *response) WriteHeader(status int) {
 	w.ResponseWriter.WriteHeader(status)
 }
 
-// Unwrap implements the interface that http.ResponseController needs.
 func (w *response) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // checkStatus fails for a protocol switch that was not requested, and for an invalid status:

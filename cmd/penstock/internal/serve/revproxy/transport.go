@@ -213,7 +213,6 @@ func (s *shares) take(address netip.Prefix) bool {
 	return true
 }
 
-// release ends a request that take has counted.
 func (s *shares) release(address netip.Prefix) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

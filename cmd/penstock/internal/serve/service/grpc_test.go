@@ -274,7 +274,7 @@ func TestPanicEndsOneGRPCCallOnly(t *testing.T) {
 func contextOfCall(ctx context.Context, c *grpcCalls) context.Context {
 	call := &grpcCall{calls: c, connection: new(grpcConnection)}
 	ctx = call.start(ctx)
-	call.end()
+	call.stopTimer()
 	return ctx
 }
 
@@ -614,13 +614,13 @@ func TestHealthChecksAndReflectionWithoutAMessageEnd(t *testing.T) {
 func TestSlowMessagesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const timeout, places = 5 * time.Second, 32
-		slow := slowMessages{places: places}
+		slow := slowMessages{limit: places}
 		var canceled atomic.Int64
 		var timers []*messageTimer
 		wait := func() *messageTimer {
 			timer := new(messageTimer)
 			ctx, cancel := context.WithCancel(t.Context())
-			timer.start(ctx, &slow, timeout, func() { cancel(); canceled.Add(1) }, func() {})
+			timer.startTimer(ctx, &slow, timeout, func() { cancel(); canceled.Add(1) }, func() {})
 			timers = append(timers, timer)
 			return timer
 		}
@@ -632,7 +632,7 @@ func TestSlowMessagesAreBounded(t *testing.T) {
 			}
 		}
 		for range 10 * places {
-			wait().end() // the message comes at once
+			wait().stopTimer() // the message comes at once
 		}
 		for range places + 3 {
 			wait()
@@ -641,8 +641,8 @@ func TestSlowMessagesAreBounded(t *testing.T) {
 		time.Sleep(slowMessage)
 		expect("after slowMessage", 3)
 		for _, timer := range timers { // the first canceled ones end too
-			timer.end()
-			timer.end() // counts once
+			timer.stopTimer()
+			timer.stopTimer() // counts once
 		}
 		time.Sleep(timeout)
 		expect("after the messages have come", 3)

@@ -42,7 +42,6 @@ func (w *standardLines) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// logDenials logs denied requests until ctx ends.
 func (s *service) logDenials(ctx context.Context) {
 	run := s.denials.Log(s.Settings.DenialLog, s.Log, s.Settings.Identities(s.sharedSecret))
 	var running sync.WaitGroup

@@ -131,7 +131,6 @@ func refuse(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusServiceUnavailable)
 }
 
-// A flushedWriter notes whether a response has a body.
 type flushedWriter struct {
 	http.ResponseWriter
 	hasBody bool
@@ -142,7 +141,6 @@ func (w *flushedWriter) Write(p []byte) (int, error) {
 	return w.ResponseWriter.Write(p)
 }
 
-// Unwrap gives http.ResponseController access to the other methods of the writer.
 func (w *flushedWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // heldMemory is what the request of an HTTP/1 connection has taken, also before its handler runs.

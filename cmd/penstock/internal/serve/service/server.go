@@ -81,7 +81,6 @@ func (s *server) close() {
 	<-s.ended
 }
 
-// shutdown shuts down all servers concurrently.
 func shutdown(ctx context.Context, servers []*server) {
 	var all sync.WaitGroup
 	for _, s := range servers {

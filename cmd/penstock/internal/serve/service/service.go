@@ -33,7 +33,6 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/serve/telemetry"
 )
 
-// Options of Run.
 type Options struct {
 	Settings settings.Settings
 

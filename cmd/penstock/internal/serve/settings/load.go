@@ -8,7 +8,6 @@ import (
 	"strings"
 )
 
-// Sources are the places that settings come from.
 type Sources struct {
 	// Flags are the given flags, by name.
 	Flags map[string]string
@@ -136,7 +135,6 @@ func (r Row) show(text string) string {
 	return fmt.Sprintf(" %q", withoutUser(text))
 }
 
-// environment returns the variables of an environment by name.
 func environment(environ []string) map[string]string {
 	env := make(map[string]string)
 	for _, line := range environ {

@@ -23,10 +23,8 @@ type Alias struct {
 	Read func(get func(name string) string) (text string, ok bool)
 }
 
-// Env returns the name of the setting's own variable.
 func (r Row) Env() string { return "PENSTOCK_" + strings.ToUpper(r.Key()) }
 
-// Key returns the setting's name in the policy file.
 func (r Row) Key() string { return strings.ReplaceAll(r.Name, "-", "_") }
 
 func (r Row) Sentence() string {
@@ -41,7 +39,6 @@ func (r Row) Choices() []string {
 	return nil
 }
 
-// Table lists every setting.
 var Table = new(Settings).rows()
 
 // rows returns a Row for each setting, in the order of the help. They set the fields of s.

@@ -175,5 +175,4 @@ func (w *writer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return w.control.Hijack()
 }
 
-// Unwrap gives http.ResponseController access to the other methods of the writer.
 func (w *writer) Unwrap() http.ResponseWriter { return w.ResponseWriter }

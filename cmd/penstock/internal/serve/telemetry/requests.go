@@ -86,7 +86,6 @@ func (w *statusWriter) Write(p []byte) (int, error) {
 	return w.ResponseWriter.Write(p)
 }
 
-// Unwrap gives http.ResponseController access to the other methods of the writer.
 func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // Inject writes the trace of a request into the headers for the upstream. It replaces the trace
@@ -120,7 +119,6 @@ func (t *Telemetry) Call(ctx context.Context, method string, getHeader func(name
 	}
 }
 
-// A carrier returns a header of a call.
 type carrier func(name string) string
 
 func (c carrier) Get(name string) string { return c(name) }

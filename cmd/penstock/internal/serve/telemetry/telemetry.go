@@ -70,13 +70,11 @@ func (e Exports) HasTraces() bool { return e.Traces != "" || e.ShouldContinueTra
 
 type Protocol string
 
-// The protocols that exporters have.
 const (
 	HTTP Protocol = "http/protobuf"
 	GRPC Protocol = "grpc"
 )
 
-// IsOn reports whether Open starts anything.
 func (e Exports) IsOn() bool { return e.HasTraces() || e.Metrics != "" }
 
 // ExportsOf reads the variables that choose what is exported. The exporters and the SDK read all

@@ -20,7 +20,6 @@ type clock interface {
 	advance(r *rand.Rand) error
 }
 
-// systemClock is the clock of the machine.
 type systemClock struct{}
 
 func (systemClock) now() int64               { return time.Now().Unix() }

@@ -230,7 +230,6 @@ func (p *program) runClient(args []string) (string, error) {
 	return lines[len(lines)-1], nil
 }
 
-// checkExamples checks the configurations of examples/envoy.
 func (p *program) checkExamples() error {
 	dir := filepath.Join("..", "..", "..", "..", "..", "examples", "envoy")
 	out, err := exec.Command(filepath.Join(p.oracle.dir, "config_check_cmd"), "-config_dir", dir).CombinedOutput()

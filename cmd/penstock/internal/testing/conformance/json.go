@@ -29,7 +29,6 @@ type jsonClient struct {
 	client *http.Client
 }
 
-// newJSONClient returns a jsonClient of a service.
 func newJSONClient(r responder) (responder, error) {
 	s, ok := r.(*service)
 	if !ok {

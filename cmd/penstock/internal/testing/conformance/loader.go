@@ -93,7 +93,6 @@ func compareLoaded(theirs, ours loadResult) (outcome string, isExpected bool) {
 
 func sortedLines(text string) []string { return slices.Sorted(strings.Lines(text)) }
 
-// loadFile loads a file with Penstock's loader.
 func loadFile(text string) loadResult {
 	config, err := envoyconfig.Load([]envoyconfig.File{{Name: "file", Content: []byte(text)}}, envoyconfig.Options{})
 	if err != nil {

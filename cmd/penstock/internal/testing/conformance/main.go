@@ -61,7 +61,6 @@ type program struct {
 	penstockFile string // the program penstock; "": not built yet
 }
 
-// A section is a part of the comparison.
 type section struct {
 	name string
 	run  func(*program) error
@@ -107,7 +106,6 @@ func (p *program) run(only string) error {
 	return failed
 }
 
-// compareSelf compares envoyproxy/ratelimit with itself.
 func (p *program) compareSelf() error {
 	return p.compare(&comparison{}, p.oracle.start)
 }
@@ -194,7 +192,6 @@ func startPair(conf *startConfig, launch func() (*redistest.Server, error), left
 	return leftService, rightService, stop, nil
 }
 
-// runAndPrint runs a comparison and prints its counts.
 func (p *program) runAndPrint(c *comparison) error {
 	c.seed, c.onlyDomain, c.out = p.seed, p.onlyDomain, os.Stdout
 	err := c.run(p.requests)

@@ -84,10 +84,8 @@ type match struct {
 	isReplaced  bool // another limit of the request replaces this one
 }
 
-// hasCounter reports whether the descriptor is counted.
 func (m match) hasCounter() bool { return m.limit != nil && !m.isUnlimited && !m.isReplaced }
 
-// findMatches returns the limits of all descriptors.
 func (m *model) findMatches(request *rls.RateLimitRequest) []match {
 	matches := make([]match, len(request.Descriptors))
 	d := m.domains[request.Domain]
@@ -256,7 +254,6 @@ func (m *model) findShared(request *rls.RateLimitRequest, now int64) []bool {
 	return shared
 }
 
-// A result is the decision for a descriptor.
 type result struct {
 	match
 	isOver    bool   // the limit is exceeded
@@ -300,7 +297,6 @@ func (m *model) readCounter(res *result, request *rls.RateLimitRequest, i int, n
 	m.unused[i] = used == 0
 }
 
-// makeResponse returns the response that has these results.
 func (m *model) makeResponse(request *rls.RateLimitRequest, results []result, now int64) *rls.RateLimitResponse {
 	isQuotaDenying := true // all limits with quota_mode are over
 	for i := range results {

@@ -73,7 +73,6 @@ func (s *service) start(dir string, environment []string, program string, args .
 	return nil
 }
 
-// awaitHealth waits until both listeners respond.
 func (s *service) awaitHealth() error {
 	client := &http.Client{Timeout: answerTimeout}
 	for end := time.Now().Add(startTimeout); ; time.Sleep(20 * time.Millisecond) {
@@ -108,7 +107,6 @@ func (s *service) hasEnded() bool {
 	}
 }
 
-// stop ends the process and waits for its end.
 func (s *service) stop() {
 	if s.connection != nil {
 		s.connection.Close()
@@ -126,7 +124,6 @@ func (s *service) respond(request *rls.RateLimitRequest) answer {
 	return answer{response: response, err: err}.normalize()
 }
 
-// freeAddresses returns addresses on which nothing listens.
 func freeAddresses(n int) ([]string, error) {
 	var addresses []string
 	for range n {

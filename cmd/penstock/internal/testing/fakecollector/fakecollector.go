@@ -38,7 +38,6 @@ func New() *Collector {
 	return c
 }
 
-// add decodes and keeps the body of a request.
 func (c *Collector) add(path string, body []byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -14,7 +14,6 @@ type Buffer struct {
 	text bytes.Buffer
 }
 
-// Logger makes a logger that writes to the buffer.
 func (b *Buffer) Logger() *slog.Logger { return slog.New(slog.NewTextHandler(b, nil)) }
 
 func (b *Buffer) Write(p []byte) (int, error) {

@@ -34,15 +34,14 @@ const (
 func (d *doctor) checkReach() {
 	for _, s := range append(slices.Clone(d.sentinels), d.servers...) {
 		c := Check{Name: "reach", Server: s.address, Status: OK}
-		isLoginRefused := isLoginRefused(s.err)
-		// A Sentinel that does not name the primary fails in the check topology.
-		isSentinelReached := s.client != nil && !isLoginRefused && slices.Contains(d.sentinels, s)
-		if !isSentinelReached && (s.client == nil || s.err != nil) {
+		isSentinel, isRefused := slices.Contains(d.sentinels, s), isLoginRefused(s.err)
+		// A Sentinel that answers, but names no primary, fails in the check topology.
+		if s.client == nil || s.err != nil && (!isSentinel || isRefused) {
 			c.Status, c.Summary = Failed, "the server cannot be reached: "+shortText(s.err)
-			c.isLoginRefused = isLoginRefused
+			c.isLoginRefused = isRefused
 			if s.isHanging() {
 				c.Summary = fmt.Sprintf("the server accepted the connection, and did not answer within %v", s.waited.Round(100*time.Millisecond))
-			} else if isLoginRefused {
+			} else if isRefused {
 				c.Summary = "the server refuses the user or the password: " + shortText(s.err)
 			}
 			c.Why, c.Remedy = d.whyUnreached(s)
@@ -60,7 +59,7 @@ func (d *doctor) checkReach() {
 		if tlsState != nil {
 			d.judgeCertificate(&c, s, tlsState)
 		}
-		if s.hello["mode"] == "sentinel" && !slices.Contains(d.sentinels, s) {
+		if s.hello["mode"] == "sentinel" && !isSentinel {
 			c.Status, c.Summary = Failed, "this is a Sentinel, which has no counters"
 			c.Remedy = "write the URL as redis+sentinel://" + s.address + "/NAME"
 		}
@@ -247,7 +246,6 @@ func (d *doctor) checkRights(ctx context.Context, s *server) {
 	d.add(c)
 }
 
-// checkEvictionPolicy reports whether the server may delete counters.
 func (d *doctor) checkEvictionPolicy(s *server) {
 	evictionPolicy := s.info["maxmemory_policy"]
 	c := Check{Name: "eviction", Server: s.address, Status: OK, Summary: "maxmemory-policy is noeviction: a full server deletes no counters",
@@ -263,7 +261,6 @@ func (d *doctor) checkEvictionPolicy(s *server) {
 	d.add(c)
 }
 
-// checkMemory reports whether the server is nearly full.
 func (d *doctor) checkMemory(s *server) {
 	used, maxMemory := s.info.Integer("used_memory"), s.info.Integer("maxmemory")
 	c := Check{Name: "memory", Server: s.address, Status: OK, Facts: map[string]any{"used_memory": used, "maxmemory": maxMemory}}

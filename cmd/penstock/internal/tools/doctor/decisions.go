@@ -62,7 +62,6 @@ func (d *doctor) open() (*redisstore.Store, error) {
 	return redisstore.New(countingClient{redisclient.Dial(option, newReplyError), &d.commands}, d.Keys)
 }
 
-// checkDecisions makes decisions at each primary, as serve would.
 func (d *doctor) checkDecisions(ctx context.Context, store *redisstore.Store) {
 	for _, s := range d.primaries {
 		key, ok := d.probeKey(s)

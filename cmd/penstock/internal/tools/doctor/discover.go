@@ -164,7 +164,6 @@ func (d *doctor) member(ctx context.Context, address string) *server {
 	return d.addServer(ctx, address)
 }
 
-// addServer connects to a server of the store.
 func (d *doctor) addServer(ctx context.Context, address string) *server {
 	s := d.connect(ctx, d.option, address)
 	d.servers = append(d.servers, s)

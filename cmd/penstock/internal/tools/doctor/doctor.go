@@ -42,7 +42,6 @@ type Options struct {
 	AskInstance func(context.Context) (Instance, error)
 }
 
-// A Status is the result of a check.
 type Status string
 
 // The statuses, from good to bad.
@@ -55,7 +54,6 @@ const (
 
 var severity = map[Status]int{OK: 0, Unknown: 1, Warning: 2, Failed: 3}
 
-// A Report is what Run found.
 type Report struct {
 	Store    string  `json:"store"`
 	Kind     string  `json:"kind"` // single, sentinel or cluster
@@ -174,7 +172,7 @@ func (d *doctor) examine(ctx context.Context) {
 	d.checkEvictions(ctx)
 }
 
-// checksOfInfo examine what a server's INFO shows: what is the object of each.
+// checksOfInfo examine what a server's INFO shows. what names the subject of a check, for messages.
 var checksOfInfo = []struct {
 	name, what string
 	check      func(*doctor, *server)

@@ -241,8 +241,7 @@ func (d *doctor) checkTenants(s *server) {
 	var all, elsewhere int64
 	ownDatabase := "db" + strconv.Itoa(d.option.SelectDB)
 	for name, value := range s.info {
-		number, isDatabase := strings.CutPrefix(name, "db")
-		if _, err := strconv.Atoi(number); !isDatabase || err != nil {
+		if !redisinfo.IsNumbered(name, "db") {
 			continue
 		}
 		n, _ := strconv.ParseInt(redisinfo.ListField(value, "keys"), 10, 64)
