@@ -95,14 +95,14 @@ func (f *adminFlags) open(token credential) (*admin, error) {
 	if err != nil {
 		return nil, withStatus(exitUsage, err)
 	}
-	return &admin{client, f.Address, token.isTooShort}, nil
+	return &admin{client, f.Address, token}, nil
 }
 
 // An admin is the admin API of a running instance.
 type admin struct {
 	*adminclient.Client
-	address         string
-	isTokenTooShort bool // then no token is sent
+	address string
+	token   credential
 }
 
 // send sends a request to the admin API, and decodes its response into one of the API's types. The
@@ -140,9 +140,8 @@ func refusal(address string, status int, detail, tokenVariable string) error {
 	return withStatus(code, fmt.Errorf("%s returned status %d: %s", address, status, detail))
 }
 
-// errRefused returns the refusal of an answer whose body is text.
 func (a *admin) errRefused(status int, text []byte) error {
-	if status == http.StatusUnauthorized && a.isTokenTooShort {
+	if status == http.StatusUnauthorized && a.token.isTooShort {
 		return errShortToken
 	}
 	var problem adminapi.Problem
@@ -196,13 +195,13 @@ func operatorToken() (credential, error) {
 	return credential{text: string(s.OperatorToken)}, err
 }
 
-// adminToken returns the token of operators. It fails if a flag of storeFlags is given, because a
-// running instance has its own settings.
-func adminToken(c *cobra.Command, given *storeFlags) (credential, error) {
+// openInstead opens the admin API for a command that would otherwise use the store. It fails if a
+// flag of storeFlags is given, because a running instance has its own settings.
+func (f *adminFlags) openInstead(c *cobra.Command, given *storeFlags) (*admin, error) {
 	for name := range given.texts {
 		if c.Flags().Changed(name) {
-			return credential{}, withStatus(exitUsage, fmt.Errorf("--admin reads from a running instance, which has its own --%s; omit one of them", name))
+			return nil, withStatus(exitUsage, fmt.Errorf("--admin reads from a running instance, which has its own --%s; omit one of them", name))
 		}
 	}
-	return operatorToken()
+	return f.openAsOperator()
 }

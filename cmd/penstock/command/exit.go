@@ -42,7 +42,6 @@ func withStatus(status int, cause error) error { return &statusError{status, cau
 // statusOnly returns an error that sets the exit status, and prints nothing.
 func statusOnly(status int) error { return &statusError{status: status} }
 
-// exitStatus prints the error, if there is one, and returns the exit status.
 func exitStatus(c *cobra.Command, err error) int {
 	var failure *statusError
 	switch {

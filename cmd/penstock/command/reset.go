@@ -134,7 +134,7 @@ func (r *resetCommand) run(c *cobra.Command, k *keyStore) error {
 	if len(limits) == 0 {
 		return r.errNoSuchLimit(k.key, k.limits, k.unread)
 	}
-	if r.limit == "" {
+	if r.limit == "" { // then r.held needs the states of all limits
 		if _, err := k.reader.Read(c.Context(), k.limits); err != nil {
 			return err
 		}
@@ -155,7 +155,7 @@ func (r *resetCommand) run(c *cobra.Command, k *keyStore) error {
 			return fmt.Errorf("%w: audit-file (%s): %w; nothing was reset", settings.ErrInvalid, source, err)
 		}
 		if intent := line.Intent(before); len(intent.Limits) > 0 {
-			if _, err := file.Write(intent.JSON()); err != nil { // such as a full disk
+			if _, err := file.Write(intent.JSON()); err != nil { // no reset without a line in the file
 				return fmt.Errorf("audit-file (%s): %w; nothing was reset", source, err)
 			}
 		}
@@ -186,16 +186,12 @@ func whatWasReset(done *keylimits.Reset) string {
 }
 
 func (r *resetCommand) resetAtInstance(c *cobra.Command, given *storeFlags, wanted keyQuery) error {
-	token, err := adminToken(c, given)
-	if err != nil {
-		return err
-	}
-	instance, err := r.admin.open(token)
+	instance, err := r.admin.openInstead(c, given)
 	if err != nil {
 		return err
 	}
 	defer instance.Close()
-	if token.text == "" {
+	if instance.token.text == "" {
 		return instance.explainMissingToken(c.Context())
 	}
 	found, err := instance.fetchKey(c.Context(), wanted)
@@ -385,7 +381,8 @@ func confirm(c *cobra.Command, question, notDone string) error {
 	printable.Fprintf(c.ErrOrStderr(), "%s [y/N] ", question)
 	line, err := bufio.NewReader(io.LimitReader(in, 1024)).ReadString('\n') // an answer is short
 	answer := strings.ToLower(strings.TrimSpace(line))
-	if isYes := answer == "y" || answer == "yes"; err != nil || !isYes {
+	isYes := answer == "y" || answer == "yes"
+	if err != nil || !isYes {
 		return withStatus(exitUsage, errors.New(notDone))
 	}
 	return nil

@@ -90,11 +90,7 @@ func readKey(c *cobra.Command, given *storeFlags, instance *adminFlags, wanted k
 		defer k.close()
 		return k.read(c.Context())
 	}
-	token, err := adminToken(c, given)
-	if err != nil {
-		return nil, err
-	}
-	a, err := instance.open(token)
+	a, err := instance.openInstead(c, given)
 	if err != nil {
 		return nil, err
 	}
@@ -105,7 +101,6 @@ func readKey(c *cobra.Command, given *storeFlags, instance *adminFlags, wanted k
 // A keyQuery names a key, or its ref. It names a rule if only the limits of that rule are wanted.
 type keyQuery struct{ key, ref, rule string }
 
-// String returns the key or its ref, for messages.
 func (q keyQuery) String() string {
 	if q.ref != "" {
 		return "ref " + q.ref
@@ -141,7 +136,8 @@ func checkKeyArgument(ref *string, instance *adminFlags, wanted string) cobra.Po
 func checkRef(ref string) error {
 	_, err := hex.DecodeString(ref)
 	const digitsOfMask = 8 // behind the # of a masked key
-	if isDigitsOfMask := len(ref) == digitsOfMask && err == nil; redact.IsMasked(ref) || isDigitsOfMask {
+	isDigitsOfMask := len(ref) == digitsOfMask && err == nil
+	if redact.IsMasked(ref) || isDigitsOfMask {
 		return withStatus(exitUsage, fmt.Errorf("%s is of a masked key, and no ref; a ref has 16 digits, and is printed beside the masked key, as in ref=a5e8a92f78f64dc2", printable.Line(ref)))
 	}
 	if !strings.HasPrefix(ref, "--") {
@@ -220,7 +216,6 @@ func openKey(c *cobra.Command, given *storeFlags, key, rule string) (*keyStore, 
 	return k, err
 }
 
-// envoyLimits returns the limits of Envoy's files that count under a key.
 func envoyLimits(s *settings.Settings, key, rule string) ([]keylimits.Limit, error) {
 	if s.EnvoyConfig == "" {
 		return nil, nil

@@ -135,8 +135,8 @@ func validate(file string, algorithms []*algorithm.Algorithm) (r result, err err
 		for _, h := range p.Hints {
 			r.found = append(r.found, finding{Severity: "hint", File: h.File, Line: h.Line, Column: h.Column, Message: h.Message})
 		}
-		// It is no error, because serve may get its listeners by flags. Only the first line is shown:
-		// it is about the first such limit.
+		// A hint, because a flag of serve decides whether it has --api. Only the first line is shown,
+		// which is about the first such limit.
 		if err := forwardauth.Check(p.Rules); err != nil {
 			reason, _, _ := strings.Cut(strings.TrimPrefix(textOf(err), "forwardauth: "), "\n")
 			r.found = append(r.found, finding{Severity: "hint", File: file, Message: "serve --api does not load this policy: " + reason})
@@ -194,7 +194,6 @@ func validateEnvoy(folder string, canMergeDomains bool) (r result) {
 	return r
 }
 
-// makeWarningsErrors turns warnings into errors, and returns the number of warnings.
 func makeWarningsErrors(found []finding) (warnings int) {
 	for i := range found {
 		if found[i].Severity == "warning" {

@@ -79,7 +79,6 @@ func (b build) line() string {
 	return fmt.Sprintf("penstock %s (%s)\n", b.Version, strings.Join(parts, ", "))
 }
 
-// version returns the version of this process. See build.version.
 func version() string { return thisBuild().version() }
 
 // version returns the module's version. A build without a version is devel, followed by the first
