@@ -40,7 +40,6 @@ func (r *failOpenReporter) reportPassed(rule string) {
 	r.sinceLine, r.nextLine = 0, now.Add(logInterval)
 }
 
-// reportEnd logs the total if the outage has ended.
 func (r *failOpenReporter) reportEnd(isStoreFailing bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

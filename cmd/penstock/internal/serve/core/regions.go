@@ -65,7 +65,6 @@ func (c *Core) openRegions() error {
 	return nil
 }
 
-// use replaces the limits that the exchange knows.
 func (r *regionExchange) use(plans []*penstock.Plan) {
 	if r.Instance != nil {
 		r.Use(plans)
@@ -96,7 +95,6 @@ func (r *regionExchange) exchanged(region string, err error) {
 	}
 }
 
-// contactChanged logs that contact with a region is made or lost.
 func (r *regionExchange) contactChanged(region string, isInContact bool) {
 	if isInContact {
 		r.core.Log.Info("there is contact with a region: it has its part of each limit", "region", region, activity.EventAttribute, string(activity.RegionWorks))
@@ -147,16 +145,18 @@ func (r *regionExchange) around(store penstock.Store) penstock.Store {
 		return store
 	}
 	s := &regionStore{guarded: guarded, decide: r.Around(guarded)}
-	s.Door = batches.NewDoor(s, s.decide)
+	s.door = batches.NewDoor(s, s.decide)
 	return s
 }
 
 // A regionStore is a store with guards for one of several regions.
 type regionStore struct {
-	batches.Door
+	door
 	guarded *guard.Guarded
 	decide  batches.Func
 }
+
+type door = batches.Door
 
 func (s *regionStore) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	return s.decide.Decide(ctx, charges)

@@ -25,7 +25,8 @@ import (
 // /** has all requests of /api/**, but /a/** and /b/** together are not seen to have those of
 // another path. Numbers, costs, on_failure, and which rule is more specific are not compared.
 func weakerParts(before, after *policy.Rules) string {
-	var rules, limits, shadowRules, shadowLimits, tiers, matches, always, algorithms, identities, uncounted, unlimited, parts []string
+	named := make(map[string][]string) // names of rules, limits and tiers, by what has happened to them
+	add := func(kind, name string) { named[kind] = append(named[kind], name) }
 	for _, rule := range before.Spec().Rules {
 		old, next := enforcedLimits(rule), after.Rule(rule.Name)
 		var kept []string
@@ -36,52 +37,54 @@ func weakerParts(before, after *policy.Rules) string {
 		case len(old) == 0:
 			continue
 		case len(kept) == 0 && next != nil && next.Shadow:
-			shadowRules = append(shadowRules, rule.Name)
+			add("now a shadow: rule", rule.Name)
 			continue
 		case next == nil || len(next.Limits) == 0:
-			rules = append(rules, rule.Name)
+			add("removed rule", rule.Name)
 			continue
 		case !hasMatch(after, before, rule.Name):
-			matches = append(matches, rule.Name)
+			add("narrower match of rule", rule.Name)
 		}
 		if rule.Always && !next.Always {
-			always = append(always, rule.Name)
+			add("no longer always: rule", rule.Name)
 		}
 		for _, limit := range old {
 			name := rule.Name + "." + limit
 			switch {
 			case !slices.Contains(kept, limit) && after.Limit(rule.Name, limit) != nil:
-				shadowLimits = append(shadowLimits, name)
+				add("now a shadow: limit", name)
 			case !slices.Contains(kept, limit):
-				limits = append(limits, name)
+				add("removed limit", name)
 			case algorithmOf(before, rule.Name, limit) != algorithmOf(after, rule.Name, limit):
-				algorithms = append(algorithms, name)
+				add("new algorithm of limit", name)
 			default:
 				old, next := before.Limit(rule.Name, limit), after.Limit(rule.Name, limit)
 				if old == nil || next == nil { // new_identities
 					continue
 				}
 				if !hasSameKeys(next.Key, old.Key) {
-					identities = append(identities, name)
+					add("another per of limit", name)
 				}
 				if countsDenied(old) && !countsDenied(next) {
-					uncounted = append(uncounted, name)
+					add("denied requests no longer count: limit", name)
 				}
 			}
 		}
 	}
+	hadLimits := len(before.Plans()) > 0
 	for _, rule := range after.Spec().Rules {
-		if hasLimits := len(before.Plans()) > 0; rule.Unlimited && hasLimits && before.Rule(rule.Name) == nil {
-			unlimited = append(unlimited, rule.Name)
+		if rule.Unlimited && hadLimits && before.Rule(rule.Name) == nil {
+			add("new unlimited rule", rule.Name)
 		}
 	}
 	old, next := before.Spec(), after.Spec()
 	for i := range old.Tiers {
 		isSame := func(t policy.Tier) bool { return t.Name == old.Tiers[i].Name }
 		if !slices.ContainsFunc(next.Tiers, isSame) {
-			tiers = append(tiers, old.Tiers[i].Name)
+			add("removed tier", old.Tiers[i].Name)
 		}
 	}
+	var parts []string
 	isLost := func(c policy.Condition) bool { return !isCovered(c, next.Deny) }
 	switch {
 	case len(old.Deny) > 0 && len(next.Deny) == 0:
@@ -93,17 +96,12 @@ func weakerParts(before, after *policy.Rules) string {
 	if slices.ContainsFunc(next.Allow, isNew) {
 		parts = append(parts, "the allow list has new entries")
 	}
-	parts = appendNames(parts, "removed rule", rules)
-	parts = appendNames(parts, "removed limit", limits)
-	parts = appendNames(parts, "now a shadow: rule", shadowRules)
-	parts = appendNames(parts, "now a shadow: limit", shadowLimits)
-	parts = appendNames(parts, "removed tier", tiers)
-	parts = appendNames(parts, "narrower match of rule", matches)
-	parts = appendNames(parts, "no longer always: rule", always)
-	parts = appendNames(parts, "new unlimited rule", unlimited)
-	parts = appendNames(parts, "new algorithm of limit", algorithms)
-	parts = appendNames(parts, "another per of limit", identities)
-	parts = appendNames(parts, "denied requests no longer count: limit", uncounted)
+	for _, kind := range []string{
+		"removed rule", "removed limit", "now a shadow: rule", "now a shadow: limit", "removed tier", "narrower match of rule", "no longer always: rule",
+		"new unlimited rule", "new algorithm of limit", "another per of limit", "denied requests no longer count: limit",
+	} {
+		parts = appendNames(parts, kind, named[kind])
+	}
 	if readsMorePaths(old.Paths, next.Paths) {
 		parts = append(parts, "more paths differ or are accepted: case_sensitive, trailing_slash, path_parameters or encoded_slash")
 	}

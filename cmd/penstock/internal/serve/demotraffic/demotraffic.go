@@ -78,7 +78,6 @@ type source struct {
 	choose func() (method, path, key string)
 }
 
-// sources returns the sources that are active at a time since the start.
 func sources(at time.Duration) []source {
 	angle := 2 * math.Pi * at.Seconds() / wave.Seconds()
 	burst := 0.0

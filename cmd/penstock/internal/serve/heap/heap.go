@@ -23,7 +23,6 @@ func Tune() {
 	}
 }
 
-// A tuner sets the percentage of garbage that starts a collection.
 type tuner struct{ percent int }
 
 // A marker is freed by the next collection, which then calls adjust. It has a pointer, because Go

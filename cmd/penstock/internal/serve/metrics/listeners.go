@@ -37,18 +37,16 @@ func (m *Metrics) AddOverload(resource string) (count func()) {
 // AddRequestMemory registers the memory of requests in flight. Each scrape calls taken, which
 // returns bytes. AddRequestMemory is called once.
 func (m *Metrics) AddRequestMemory(taken func() int64) {
-	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "rate_limiter_request_memory_bytes",
-		Help: "Estimate of the memory that HTTP requests in flight, and large gRPC calls, take.",
-	}, func() float64 { return float64(taken()) }))
+	m.addGauge("request_memory_bytes", "Estimate of the memory that HTTP requests in flight, and large gRPC calls, take.", func() float64 { return float64(taken()) })
+}
+
+func (m *Metrics) addGauge(name, help string, value func() float64) {
+	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "rate_limiter_" + name, Help: help}, value))
 }
 
 // AddRESP registers the number of Redis clients that are connected. AddRESP is called once.
 func (m *Metrics) AddRESP(connections func() int) {
-	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "rate_limiter_resp_connections",
-		Help: "Redis clients that are connected.",
-	}, func() float64 { return float64(connections()) }))
+	m.addGauge("resp_connections", "Redis clients that are connected.", func() float64 { return float64(connections()) })
 }
 
 // AddChargedTwice registers the series of the proxy. It returns a function that counts a request
@@ -77,10 +75,8 @@ func (m *Metrics) AddGRPC(services, codes []string, connections func() int) GRPC
 			counters[service] = append(counters[service], calls.WithLabelValues(service, code))
 		}
 	}
-	m.registry.MustRegister(calls, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "rate_limiter_grpc_connections",
-		Help: "Connections of gRPC clients.",
-	}, func() float64 { return float64(connections()) }))
+	m.registry.MustRegister(calls)
+	m.addGauge("grpc_connections", "Connections of gRPC clients.", func() float64 { return float64(connections()) })
 	return counters
 }
 

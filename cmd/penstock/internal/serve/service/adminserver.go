@@ -109,7 +109,6 @@ func (s *service) newAdminAPI(streams int) *adminapi.Handler {
 	})
 }
 
-// health runs the checks of /readyz for the admin API.
 func (s *service) health(ctx context.Context) adminapi.Health {
 	worst := admin.OK
 	all := adminapi.Health{Checks: []adminapi.Check{}}

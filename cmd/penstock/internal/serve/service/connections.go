@@ -94,7 +94,6 @@ func (l *limitedListener) takePlace() bool {
 	}
 }
 
-// wrap makes a connection that releases its place when it is closed.
 func (l *limitedListener) wrap(conn net.Conn) (net.Conn, error) {
 	l.inUse.Add(1)
 	release := sync.OnceFunc(func() {

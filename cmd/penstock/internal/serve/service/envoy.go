@@ -171,7 +171,6 @@ func xdsTLS(s *settings.Settings) (*tls.Config, error) {
 	return config, nil
 }
 
-// use puts a configuration in force.
 func (e *envoy) use(ctx context.Context, c *envoyconfig.Config) error {
 	if err := e.engine.SetConfig(c); err != nil {
 		return err

@@ -70,8 +70,8 @@ const (
 // healthService can be called without a token, like /livez: orchestrators cannot send one.
 const healthService = "grpc.health.v1.Health"
 
-// Probes that were written for envoyproxy/ratelimit check rlsService by the name rlsHealthName.
-const rlsService, rlsHealthName = "envoy.service.ratelimit.v3.RateLimitService", "ratelimit"
+// rlsHealthName is the name by which probes for envoyproxy/ratelimit check Envoy's rate limit service.
+const rlsHealthName = "ratelimit"
 
 func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, error) {
 	calls := &grpcCalls{service: s, messageTimeout: s.Settings.HeaderTimeout, maxOpenStreams: s.Settings.MaxConnections, ending: make(chan struct{}), methods: make(map[string]bool)}
@@ -99,7 +99,7 @@ func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, err
 	}
 	authenticate := calls.newAuthenticator(s.Settings.CallerToken, s.Settings.OperatorToken)
 	if len(s.Settings.CallerToken) == 0 {
-		authenticate = nil // all callers are accepted
+		authenticate = nil // all callers are accepted; the metric of refused calls stays registered
 	}
 	options = append(options, grpc.InTapHandle(calls.checkBeforeReading(authenticate)))
 	transport := insecure.NewCredentials()
@@ -148,7 +148,7 @@ func (s *service) newHealth(services []string) *health.Server {
 		server.SetServingStatus(name, healthpb.HealthCheckResponse_SERVING)
 	}
 	setEnvoy := func(status healthpb.HealthCheckResponse_ServingStatus) {
-		for _, name := range []string{"", rlsService, rlsHealthName} {
+		for _, name := range []string{"", envoyrls.ServiceName, rlsHealthName} {
 			server.SetServingStatus(name, status)
 		}
 	}

@@ -121,7 +121,8 @@ func (c *grpcCall) take(headers metadata.MD) error {
 		c.connection.restricted.Add(-1)
 		return status.Errorf(codes.ResourceExhausted, "this connection has %d health checks and reflection calls open; end one of them first", maxRestricted)
 	}
-	// grpc-go runs at most maxStreams handlers. If there are more calls, some have ended without one.
+	// grpc-go runs at most maxStreams handlers. If there are more calls than these and this one, some
+	// have ended without a handler.
 	if c.connection.calls.Add(1) <= maxStreams+1 {
 		c.memory = memoryOfGRPCCall
 		for name, values := range headers {

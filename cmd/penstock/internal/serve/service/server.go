@@ -75,7 +75,6 @@ func (s *server) start(failed chan<- error) {
 	}()
 }
 
-// close closes all connections, and returns when serve has returned.
 func (s *server) close() {
 	s.stop()
 	<-s.ended

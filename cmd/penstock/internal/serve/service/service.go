@@ -77,13 +77,8 @@ type testHooks struct {
 	services func(grpc.ServiceRegistrar) // registers more services at the gRPC listener
 }
 
-type Addresses struct {
-	Listen string // "" if there is no proxy
-	API    string // "" if it is off
-	GRPC   string // "" if it is off
-	RESP   string // "" if it is off
-	Admin  string // "" if it is off
-}
+// Addresses are those of the listeners. The address of a listener that is off is "".
+type Addresses struct{ Listen, API, GRPC, RESP, Admin string }
 
 // Run runs the service until ctx ends, and then drains it. /readyz fails immediately. After the
 // drain delay, no new request is accepted. After the drain timeout, requests in flight are cut off.
@@ -170,7 +165,6 @@ func (s *service) close() {
 	}
 }
 
-// open makes the core and the servers with their listeners.
 func (s *service) open(runCtx context.Context) error {
 	budget := newConnectionBudget(descriptors(), s.Settings.MaxConnections, s.Settings.HasProxy(), len(s.Settings.CallerListeners()))
 	if s.testHooks.budget != nil {
@@ -432,7 +426,6 @@ func (s *service) drain(delay time.Duration) {
 	s.Log.Info("stopped")
 }
 
-// awaitIdle returns when no request is in flight or ctx ends.
 func (s *service) awaitIdle(ctx context.Context) {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()

@@ -48,7 +48,6 @@ var ratelimitIgnored = []string{
 	"CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED",
 }
 
-// A ratelimitTranslation makes flags from variables.
 type ratelimitTranslation struct {
 	env   map[string]string // the variables, by name
 	flags map[string]string // the flags made so far, by name

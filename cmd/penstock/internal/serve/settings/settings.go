@@ -203,7 +203,6 @@ func (s *Settings) check() error {
 	return errors.Join(errs...)
 }
 
-// checkRegions finds regions that cannot exchange.
 func (s *Settings) checkRegions(report func(name, format string, args ...any)) {
 	if len(s.RegionPeers) == 0 {
 		return
@@ -306,7 +305,6 @@ func (s *Settings) AdmitsCallersWithoutToken(l Listener) bool {
 	return len(s.CallerToken) == 0 && (s.AllowOpenCallers || s.CallerClientCA != "" || isLocal(l.Address))
 }
 
-// IsAdminLocal reports whether only this machine can reach the admin address.
 func (s *Settings) IsAdminLocal() bool { return isLocal(s.AdminListen) }
 
 // checkListeners finds listeners with the same address, and listeners that would accept anyone's
