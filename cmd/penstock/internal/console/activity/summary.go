@@ -320,7 +320,6 @@ type Fleet struct {
 // Ignored counts summaries that could not be used, since the start.
 type Ignored struct{ OtherVersion, Corrupt, OtherSecret int64 }
 
-// An Instance is one instance of a fleet, with its summary.
 type Instance struct {
 	Name   string
 	IsSelf bool

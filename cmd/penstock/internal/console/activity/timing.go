@@ -97,7 +97,6 @@ func (t *Timing) BySecond(n int) []Times { return timesOfEach(t.history.BySecond
 // ByMinute does what BySecond does, for minutes. n is at most Minutes.
 func (t *Timing) ByMinute(n int) []Times { return timesOfEach(t.history.ByMinute(n, nil), n) }
 
-// timesOfEach returns the times of each of n seconds or minutes.
 func timesOfEach(lines []Line, n int) []Times {
 	all := make([]Times, n)
 	for at := range all {

@@ -122,7 +122,6 @@ func withShortWrites(next http.Handler) http.HandlerFunc {
 	}
 }
 
-// maxScrape is the longest time of a response with metrics.
 const maxScrape = 5 * time.Second
 
 // limitRequests returns middleware that lets at most max requests be in flight at the same time.

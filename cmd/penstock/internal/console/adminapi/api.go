@@ -107,7 +107,6 @@ type Handler struct {
 	origins http.CrossOriginProtection // checks the origins of writes
 }
 
-// Prefix is the start of all paths.
 const Prefix = "/api/v1/"
 
 // resetPath is the only path that writes.
@@ -129,17 +128,16 @@ func New(o Options) *Handler {
 	})
 	h.mux.HandleFunc("POST "+Prefix+resetPath, h.serveReset)
 	h.mux.HandleFunc(Prefix, func(w http.ResponseWriter, req *http.Request) {
-		isReset := req.URL.Path == Prefix+resetPath
-		if isRead := req.Method == http.MethodGet || req.Method == http.MethodHead; isReset || !isRead {
-			method := "GET"
-			if isReset {
-				method = "POST"
-			}
-			w.Header().Set("Allow", method)
-			fail(w, http.StatusMethodNotAllowed, "this path does not accept the method; use "+method)
+		accepted := "GET"
+		switch isRead := req.Method == http.MethodGet || req.Method == http.MethodHead; {
+		case req.URL.Path == Prefix+resetPath:
+			accepted = "POST"
+		case isRead:
+			fail(w, http.StatusNotFound, "no such path; "+Prefix+"openapi.json lists the paths")
 			return
 		}
-		fail(w, http.StatusNotFound, "no such path; "+Prefix+"openapi.json lists the paths")
+		w.Header().Set("Allow", accepted)
+		fail(w, http.StatusMethodNotAllowed, "this path does not accept the method; use "+accepted)
 	})
 	return h
 }

@@ -82,7 +82,6 @@ var OpenAPI = sync.OnceValue(func() []byte {
 
 type object = map[string]any
 
-// A document collects the schemas of struct types, by their names.
 type document struct{ schemas object }
 
 // schemaOf returns the schema of a type, as a reference if it is a struct.

@@ -115,7 +115,6 @@ func (h *Handler) overAdmission(instances int) *OverAdmission {
 	return all
 }
 
-// counts returns the recent counts of this instance, sorted.
 func (h *Handler) counts() []Count {
 	history := h.Recorder.History()
 	last10 := history.Since(10)

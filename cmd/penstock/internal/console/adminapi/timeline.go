@@ -110,7 +110,6 @@ func parseClock(text string) (c clockTime, isClock bool) {
 	return c, false
 }
 
-// on returns the time on the date of t in UTC.
 func (c clockTime) on(t time.Time) time.Time {
 	year, month, day := t.UTC().Date()
 	hour, minute, second := time.Time(c).Clock()

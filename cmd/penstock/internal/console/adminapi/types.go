@@ -148,7 +148,6 @@ type Rate struct {
 	Text string `json:"text" doc:"such as: 10 per 1s, burst 20"`
 }
 
-// String returns the rate, with its tier if it has one.
 func (r Rate) String() string {
 	if r.Tier == "" {
 		return r.Text

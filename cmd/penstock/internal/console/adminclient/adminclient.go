@@ -193,7 +193,6 @@ func (c *Client) open(ctx context.Context, path string, body []byte) (*http.Resp
 	return res, nil
 }
 
-// hint returns how to fix an error of the connection.
 func (c *Client) hint(err error) string {
 	var unknown x509.UnknownAuthorityError
 	var record tls.RecordHeaderError

@@ -35,7 +35,6 @@ type Line struct {
 	Unlogged int64     `json:"unlogged,omitempty"` // refused attempts before this one that have no line
 }
 
-// An Actor is who writes.
 type Actor struct {
 	Kind    string `json:"kind"`              // API or CommandLine
 	Name    string `json:"name,omitempty"`    // of the user of a command line

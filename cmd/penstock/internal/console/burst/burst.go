@@ -87,7 +87,6 @@ func (c *Curve) Burst(i int) int64 {
 	return (c.most[i] + parts - 1) / parts
 }
 
-// A Suggestion is a token bucket.
 type Suggestion struct {
 	Rate    Rate
 	Burst   int64

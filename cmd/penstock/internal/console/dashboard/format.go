@@ -31,7 +31,7 @@ var functions = template.FuncMap{
 	"once":      once,
 	"percent":   percent,
 	"perSecond": perSecond,
-	"share":     shareText,
+	"share":     func(part, all uint64) string { return percent(share(part, all)) },
 	"short":     short,
 	"span":      spanText,
 	"total":     total,
@@ -85,7 +85,6 @@ func value(v float64, unit string) string {
 	return number(v) + unit
 }
 
-// perSecond writes the rate of a count of the last 10 seconds.
 func perSecond(last10 uint64) string { return number(float64(last10) / 10) }
 
 func percent(v float64) string {
@@ -153,7 +152,6 @@ func spanText(d time.Duration) string {
 	return after(d.Milliseconds()) + " ago"
 }
 
-// size writes a number of bytes in a suitable unit.
 func size(n int64) string {
 	const unit = 1024
 	if n < unit {
@@ -171,7 +169,6 @@ func list(values ...any) []any { return values }
 
 func short(digest string) string { return digest[:min(len(digest), 12)] }
 
-// breaker writes what the state of a breaker means.
 func breaker(state string) string {
 	switch state {
 	case "closed":
@@ -196,8 +193,6 @@ func width(part, all any) string {
 
 // deref returns what a pointer points to, for comparisons.
 func deref(p any) any { return reflect.ValueOf(p).Elem().Interface() }
-
-func shareText(part, all uint64) string { return percent(share(part, all)) }
 
 // A limitCounts has the counts of a limit, a shadow or a candidate in the last minute.
 type limitCounts struct {

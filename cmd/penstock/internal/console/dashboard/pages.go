@@ -144,11 +144,6 @@ func (c *counts) add(outcome string, n uint64) {
 	}
 }
 
-// addAsEnforced does what add does, and counts what a shadow has decided like what a limit has.
-func (c *counts) addAsEnforced(outcome string, n uint64) {
-	c.add(strings.TrimPrefix(outcome, "shadow_"), n)
-}
-
 func share(part, all uint64) float64 {
 	if all == 0 {
 		return 0
@@ -235,7 +230,6 @@ func parametersOf(q url.Values, names ...string) url.Values {
 	return found
 }
 
-// A keyBody has the limits of one key, and those that were reset.
 type keyBody struct {
 	Query        adminapi.ResetRequest // what is in the forms
 	Key          *adminapi.Key         // nil if no key was requested, or it was not found

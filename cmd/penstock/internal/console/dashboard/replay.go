@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strings"
 
 	"github.com/penstock/penstock/cmd/penstock/internal/console/activity"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/adminapi"
@@ -78,8 +79,9 @@ func (h *Handler) compareReplay(r *http.Request) ([]replayRow, error) {
 		if !ok {
 			continue
 		}
+		outcome := strings.TrimPrefix(line.Name, "shadow_") // a shadow is compared like a limit
 		for _, n := range line.Counts {
-			rows[i].Live.addAsEnforced(line.Name, uint64(n))
+			rows[i].Live.add(outcome, uint64(n))
 		}
 	}
 	return rows, nil

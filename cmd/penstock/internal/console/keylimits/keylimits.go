@@ -82,11 +82,11 @@ func examples(rules *policy.Rules, rule, text string) (keys []string) {
 	}
 	_, err := netip.ParseAddr(text)
 	isAddress := err == nil
-	if isValue := isAddress || text != "" && !strings.ContainsAny(text, ":,"); isValue {
-		for _, id := range identities {
-			if isSingle := id.Source.Kind != policy.KindNone; isSingle && isAddress == (id.Source.Kind == policy.KindAddress) {
-				add(id, text)
-			}
+	isValue := isAddress || text != "" && !strings.ContainsAny(text, ":,")
+	for _, id := range identities {
+		isSingle, takesAddress := id.Source.Kind != policy.KindNone, id.Source.Kind == policy.KindAddress
+		if isValue && isSingle && takesAddress == isAddress {
+			add(id, text)
 		}
 	}
 	if keys == nil {

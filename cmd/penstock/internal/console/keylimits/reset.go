@@ -18,7 +18,6 @@ type Reset struct {
 	After  []Limit  `json:"after"`
 }
 
-// A Change is the reset of one limit.
 type Change struct {
 	Before Limit
 	After  *Limit // nil: the store did not reply, so it is unknown whether the limit was reset

@@ -138,7 +138,6 @@ func (m Memory) isWorseThan(other Memory) bool {
 	return m.utilization() > other.utilization()
 }
 
-// utilization returns Used divided by Max. It is 0 if there is no maximum.
 func (m Memory) utilization() float64 {
 	if m.Max == 0 {
 		return 0

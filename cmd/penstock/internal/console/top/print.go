@@ -478,7 +478,6 @@ func (s *Snapshot) answers() string {
 	return strings.Join(parts, ", ")
 }
 
-// limitRates are the rates of one limit, added up over all instances.
 type limitRates struct{ allowed, denied, near rate }
 
 type limitName struct{ rule, limit string }

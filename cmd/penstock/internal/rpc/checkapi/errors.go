@@ -30,7 +30,6 @@ func failf(code codes.Code, format string, args ...any) error {
 	return &failure{code: code, text: fmt.Sprintf(format, args...)}
 }
 
-// invalid returns the failure for a wrong field of a request.
 func invalid(field, format string, args ...any) error {
 	return failf(codes.InvalidArgument, "%s: %s", field, fmt.Sprintf(format, args...))
 }

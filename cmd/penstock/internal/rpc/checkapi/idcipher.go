@@ -28,7 +28,6 @@ type idContent struct {
 	Charges      []idCharge `json:"c,omitempty"`
 }
 
-// An idCharge is a charge that a store has granted.
 type idCharge struct {
 	Rule    string `json:"r,omitempty"` // empty for a stated limit
 	Limit   string `json:"l,omitempty"` // empty for a stated limit

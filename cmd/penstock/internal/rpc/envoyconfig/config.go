@@ -37,7 +37,6 @@ func (c *Config) String() string {
 	return b.String()
 }
 
-// A Domain has the descriptors of one domain.
 type Domain struct {
 	Name  string
 	index int // in the order of the files

@@ -161,7 +161,6 @@ func (l *Limit) obstacle() string {
 	return ""
 }
 
-// notes lists the settings of the limit that the rule does not have.
 func (l *Limit) notes() (notes []string) {
 	if l.QuotaMode {
 		notes = append(notes, "quota_mode is left out: the limit denies by itself.")
@@ -178,7 +177,6 @@ func (l *Limit) notes() (notes []string) {
 	return notes
 }
 
-// conditions returns the conditions of a match: the domain and each entry.
 func (l *Limit) conditions() string {
 	all := []string{quote("descriptor domain") + ": " + quote(l.domain)}
 	for i, key := range l.keys {

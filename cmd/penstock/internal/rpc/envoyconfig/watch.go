@@ -72,7 +72,6 @@ func readDir(dir string) (files []File, folders []string, err error) {
 	return files, folders, err
 }
 
-// LoadDir loads the files of a folder.
 func LoadDir(dir string, o Options) (*Config, error) {
 	files, err := ReadDir(dir)
 	if err != nil {
@@ -170,7 +169,6 @@ func (w *Watcher) reload(isForced bool) error {
 // finds later changes.
 const maxRereads = 3
 
-// loadAndNotifyLocked calls loadLocked, and then Notify if it is due.
 func (w *Watcher) loadAndNotifyLocked(isForced bool) error {
 	previous := w.lastErr
 	isNew, err := w.loadLocked(isForced)

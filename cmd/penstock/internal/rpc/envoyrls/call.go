@@ -82,7 +82,6 @@ const (
 	failedClosed         // on_failure is closed: not counted, denied
 )
 
-// release clears the call and returns it to the pool.
 func (c *call) release() {
 	e := c.engine
 	clear(c.limits)
@@ -193,7 +192,6 @@ func appendEscaped(to []byte, text string) []byte {
 	return to
 }
 
-// setCost sets what a descriptor costs, and how it is charged.
 func (c *call) setCost(applied *appliedLimit, d *Descriptor) error {
 	o := &c.engine.options
 	hits := uint64(max(c.request.Hits, 1))
@@ -219,7 +217,6 @@ func (c *call) setCost(applied *appliedLimit, d *Descriptor) error {
 	return nil
 }
 
-// removeReplaced removes the limits that other limits of the request replace.
 func (c *call) removeReplaced() {
 	for i := range c.limits {
 		l := c.limits[i].limit

@@ -23,7 +23,6 @@ type HandlerOptions struct {
 	MaxBody int64
 }
 
-// The paths of NewHandler.
 const (
 	pathJSON   = "/json"
 	pathHealth = "/healthcheck"

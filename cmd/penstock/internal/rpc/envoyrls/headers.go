@@ -84,7 +84,6 @@ func draft03Policies(to *Response) string {
 	return b.String()
 }
 
-// draft11 returns the values of the fields RateLimit-Policy and RateLimit.
 func (c *call) draft11(to *Response) (policies, states string) {
 	var policyList, stateList strings.Builder
 	for i := range to.Statuses {

@@ -49,7 +49,6 @@ func (r *Response) prepare(n int) {
 	}
 }
 
-// A Status is the result for one descriptor.
 type Status struct {
 	IsOver    bool          // true: the code is OVER_LIMIT; false: OK
 	Limit     *CurrentLimit // nil: no limit applied
@@ -65,7 +64,6 @@ type CurrentLimit struct {
 	UnitMultiplier  uint32 // 0 means 1
 }
 
-// period returns the length of the limit's window.
 func (l *CurrentLimit) period() time.Duration {
 	return l.Unit.Period() * time.Duration(max(l.UnitMultiplier, 1))
 }

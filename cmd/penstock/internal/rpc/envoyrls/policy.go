@@ -234,7 +234,6 @@ func (a descriptorAttributes) Lookup(kind policy.Kind, name string) (values []st
 	return values
 }
 
-// HasHeader returns false, because a descriptor has no headers.
 func (descriptorAttributes) HasHeader(func(name string) bool) bool { return false }
 
 // domainKey is the key by which rules read the domain.
@@ -252,5 +251,4 @@ func (a descriptorAttributes) Address() (none netip.Addr) {
 	return none
 }
 
-// BodySize returns -1, because the size is not known.
 func (descriptorAttributes) BodySize() int64 { return -1 }

@@ -19,7 +19,6 @@ import (
 	"github.com/penstock/penstock/internal/panicked"
 )
 
-// methodName is the full name of the only method of the service.
 const methodName = "/" + ServiceName + "/ShouldRateLimit"
 
 // DecideMessage decides an encoded RateLimitRequest, and returns the encoded RateLimitResponse. It

@@ -172,7 +172,6 @@ func (c *Client) follow(ctx context.Context) (hasUsed bool, err error) {
 	}
 }
 
-// use loads a set of resources, and calls Options.Use with the configuration.
 func (c *Client) use(resources []*anypb.Any) error {
 	_, err := panicked.Try("use what a control plane sends", func() (struct{}, error) {
 		config, err := load(resources, c.options.MergeDomains)

@@ -88,7 +88,6 @@ func isLoginRefused(err error) bool {
 	return strings.Contains(text, "WRONGPASS") || strings.Contains(text, "NOAUTH")
 }
 
-// whyUnreached explains why a server cannot be reached, and returns a remedy.
 func (d *doctor) whyUnreached(s *server) (why, remedy string) {
 	if why, remedy = wrongCertificate(s.err); why != "" {
 		return why, remedy
@@ -179,7 +178,6 @@ func isOlder(version, least string) bool {
 	return major < leastMajor || major == leastMajor && minor < leastMinor
 }
 
-// checkVersionsAreEqual finds servers of one store with different versions.
 func (d *doctor) checkVersionsAreEqual() {
 	var versions []string
 	for _, s := range d.servers {
@@ -315,7 +313,7 @@ func (d *doctor) checkEvictions(ctx context.Context) {
 			continue
 		}
 		text, err := d.do(ctx, s, "INFO", "stats").ToString()
-		evicted, _ := strconv.ParseInt(redisinfo.Parse(text)["evicted_keys"], 10, 64)
+		evicted := redisinfo.Parse(text).Integer("evicted_keys")
 		if n := evicted - s.info.Integer("evicted_keys"); err == nil && n > 0 {
 			d.add(Check{Name: "eviction", Server: s.address, Status: Failed, Summary: "the server is deleting keys now: " + count(n, "key") + " during this run",
 				Why: "counters are among them, so clients use their limits again", Remedy: d.cli(s, "CONFIG SET maxmemory-policy noeviction"),
@@ -415,10 +413,9 @@ func (d *doctor) judgePrimary(s *server) {
 	offset := s.info.Integer("master_repl_offset")
 	for i := range replicas {
 		line := s.info["slave"+strconv.FormatInt(i, 10)]
-		replicated, _ := strconv.ParseInt(redisinfo.ListField(line, "offset"), 10, 64)
-		lag, _ := strconv.ParseInt(redisinfo.ListField(line, "lag"), 10, 64)
+		replicated, lag := redisinfo.Integer(redisinfo.ListField(line, "offset")), redisinfo.Integer(redisinfo.ListField(line, "lag"))
 		state := redisinfo.ListField(line, "state")
-		if isBehind := lag > maxLagSeconds || offset-replicated > maxLagBytes; isBehind || state != "online" {
+		if lag > maxLagSeconds || offset-replicated > maxLagBytes || state != "online" {
 			c.Status = Warning
 			c.Summary = fmt.Sprintf("the replica %s:%s lags: state %s, %s behind, latest answer %d s ago", redisinfo.ListField(line, "ip"), redisinfo.ListField(line, "port"), state, size(offset-replicated), lag)
 			c.Why, c.Remedy = "after a failover, clients may use again the units that the replica has not received", "see the replica's log and its network"

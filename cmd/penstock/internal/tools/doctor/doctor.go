@@ -216,7 +216,6 @@ func (d *doctor) user() string {
 	return cmp.Or(d.option.Username, "default")
 }
 
-// cli returns a command line of redis-cli that sends a command to a server.
 func (d *doctor) cli(s *server, command string) string {
 	return s.cli(d.option.TLSConfig != nil, d.option.SelectDB) + " " + command
 }
@@ -232,7 +231,6 @@ func (d *doctor) sorted() (checks []Check) {
 	return checks
 }
 
-// do sends a command to a server, and counts it.
 func (d *doctor) do(ctx context.Context, s *server, args ...string) rueidis.RedisResult {
 	d.commands.Add(1)
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)

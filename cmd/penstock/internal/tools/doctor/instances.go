@@ -142,7 +142,6 @@ func remedyOf(health string) string {
 	return "see the other checks, and the instance's log"
 }
 
-// tally counts the instances that have each value of a property.
 func tally(all []Instance, property func(Instance) string) map[string]int64 {
 	counts := make(map[string]int64)
 	for _, i := range all {

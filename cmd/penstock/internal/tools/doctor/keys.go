@@ -244,7 +244,7 @@ func (d *doctor) checkTenants(s *server) {
 		if !redisinfo.IsNumbered(name, "db") {
 			continue
 		}
-		n, _ := strconv.ParseInt(redisinfo.ListField(value, "keys"), 10, 64)
+		n := redisinfo.Integer(redisinfo.ListField(value, "keys"))
 		all += n
 		if name != ownDatabase {
 			elsewhere += n
@@ -294,7 +294,7 @@ func (d *doctor) checkSpread() {
 		if s.sample == nil || s.info == nil {
 			return
 		}
-		n, _ := strconv.ParseInt(redisinfo.ListField(s.info["db0"], "keys"), 10, 64)
+		n := redisinfo.Integer(redisinfo.ListField(s.info["db0"], "keys"))
 		all += n
 		if n > most || fullest == nil {
 			most, fullest = n, s

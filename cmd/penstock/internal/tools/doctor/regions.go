@@ -107,7 +107,6 @@ func (d *doctor) judgeRegion(ctx context.Context, c *Check, store *redisstore.St
 	}
 }
 
-// whyRegionUnreached says what is wrong with the store of another region, and returns a remedy.
 func whyRegionUnreached(region string, err error) (summary, remedy string) {
 	store, text := "the store of region "+region, shortText(err)
 	if why, remedy := wrongCertificate(err); why != "" {

@@ -64,18 +64,11 @@ func (d *doctor) checkCluster(ctx context.Context) {
 			c.Status, c.Summary = Failed, "this node rejects all keys: cluster_state is "+state["cluster_state"]
 			c.Why, c.Remedy = "it cannot reach most primaries, or slots have none; limits use on_failure", d.cli(s, "CLUSTER NODES")+" shows which nodes fail"
 		} else if state["cluster_slots_fail"] != "0" || state["cluster_slots_pfail"] != "0" {
-			c.Status, c.Summary = Warning, fmt.Sprintf("this node cannot reach the primaries of %s slots", sum(state["cluster_slots_fail"], state["cluster_slots_pfail"]))
+			c.Status, c.Summary = Warning, fmt.Sprintf("this node cannot reach the primaries of %d slots", state.Integer("cluster_slots_fail")+state.Integer("cluster_slots_pfail"))
 			c.Why, c.Remedy = "keys in these slots use on_failure", d.cli(s, "CLUSTER NODES")+" shows which nodes fail"
 		}
 		d.add(c)
 	}
-}
-
-func sum(a, b string) string {
-	var x, y int
-	_, _ = fmt.Sscan(a, &x)
-	_, _ = fmt.Sscan(b, &y)
-	return fmt.Sprint(x + y)
 }
 
 func (d *doctor) checkSentinels(ctx context.Context) {
