@@ -118,7 +118,6 @@ func (m *model) composeCharges(request *rls.RateLimitRequest, results []result, 
 	return charges, later
 }
 
-// fits reports whether the limit has room for a charge.
 func (m *model) fits(c *charge, results []result) bool {
 	count := uint64(results[c.members[0]].limit.count)
 	switch {

@@ -12,7 +12,6 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// An answer is a response or an error.
 type answer struct {
 	response *rls.RateLimitResponse
 	err      error
@@ -100,7 +99,6 @@ func compareLists(a, b protoreflect.List, field protoreflect.FieldDescriptor, na
 	}
 }
 
-// A tally has counts by name.
 type tally struct {
 	names  []string // in the order in which they are printed
 	counts map[string]int

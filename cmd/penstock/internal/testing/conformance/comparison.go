@@ -26,7 +26,6 @@ type responder interface {
 	respond(request *rls.RateLimitRequest) answer
 }
 
-// A comparison sends the same requests to two services.
 type comparison struct {
 	seed       uint64
 	onlyDomain int // the number of the only configuration to compare; -1: all
@@ -342,7 +341,6 @@ func (m *models) decide(request *rls.RateLimitRequest, now int64, shared []bool)
 	return expected, cause
 }
 
-// recordCause records the cause if the two counters of a match differ.
 func (m *models) recordCause(match match, request *rls.RateLimitRequest, i int, now int64, cause string) {
 	if !match.hasCounter() {
 		return
@@ -353,7 +351,6 @@ func (m *models) recordCause(match match, request *rls.RateLimitRequest, i int, 
 	}
 }
 
-// hasWeekOverride reports whether a descriptor has a limit of its own whose unit is WEEK.
 func hasWeekOverride(request *rls.RateLimitRequest) bool {
 	return slices.ContainsFunc(request.Descriptors, func(d *ratelimitv3.RateLimitDescriptor) bool { return unitNames[d.GetLimit().GetUnit()] == "WEEK" })
 }
@@ -366,7 +363,6 @@ func hasUsedUpLimit(response *rls.RateLimitResponse) bool {
 	})
 }
 
-// hasRepetition reports whether two descriptors have the same counter.
 func (m *model) hasRepetition(matches []match, request *rls.RateLimitRequest, now int64) bool {
 	seen := make(map[string]bool)
 	for i, match := range matches {
@@ -414,7 +410,6 @@ var kinds = []string{
 	"SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "MONTH", "YEAR",
 }
 
-// countKinds counts the kinds of a request and its descriptors.
 func (c *comparison) countKinds(request *rls.RateLimitRequest, matches []match, response *rls.RateLimitResponse) {
 	seen := make(map[string]bool)
 	countIf := func(isOfKind bool, kind string) {
@@ -449,7 +444,6 @@ func (c *comparison) countKinds(request *rls.RateLimitRequest, matches []match, 
 	countIf(response.DynamicMetadata.GetFields()["metadata"] != nil, "metadata of limits")
 }
 
-// missingKinds returns the kinds of which there was no request.
 func (c *comparison) missingKinds() (missing []string) {
 	for _, kind := range kinds {
 		if c.kindCounts.counts[kind] == 0 {

@@ -29,7 +29,6 @@ type node struct {
 	nodes      []*node
 }
 
-// A limit is a rate_limit.
 type limit struct {
 	unit           string // in upper case; "": the limit is unlimited
 	count          uint32 // requests_per_unit
@@ -217,5 +216,4 @@ func scalar(r *rand.Rand, s string) string {
 	return s
 }
 
-// unitNumber returns the number of a unit in the protocol.
 func unitNumber(unit string) int { return slices.Index(unitNames, unit) }

@@ -21,7 +21,6 @@ import (
 // processEnds is the expected code if a message ends the process. gRPC has no code of this number.
 const processEnds = codes.Code(100)
 
-// A hostileCase is a message that few clients send.
 type hostileCase struct {
 	name         string
 	request      *rls.RateLimitRequest
@@ -156,7 +155,6 @@ func nameOf(c codes.Code) string {
 	return c.String()
 }
 
-// A loneService is a service with a Redis of its own.
 type loneService struct {
 	*service
 	stop func()
@@ -214,10 +212,8 @@ func (p *program) runTools() error {
 	})
 }
 
-// resetDuration matches the time until the reset in a response.
 var resetDuration = regexp.MustCompile(`duration_until_reset: ?\{[^}]*\}`)
 
-// runClient runs the client and returns the line with the response.
 func (p *program) runClient(args []string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
 	defer cancel()

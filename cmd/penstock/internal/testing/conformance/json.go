@@ -14,7 +14,6 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 )
 
-// A jsonResponse is a response of POST /json.
 type jsonResponse struct {
 	status      int
 	contentType string
@@ -22,7 +21,6 @@ type jsonResponse struct {
 	tree        any // the body, if it is JSON
 }
 
-// A jsonClient sends requests to POST /json of a service.
 type jsonClient struct {
 	responder
 	url    string

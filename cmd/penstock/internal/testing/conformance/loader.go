@@ -69,7 +69,6 @@ func (p *program) compareLoaders() error {
 	return nil
 }
 
-// A loadResult is the result of a loader for one file.
 type loadResult struct {
 	Error  string // "": the loader accepts the file
 	Limits string // as the services list them at /rlconfig
@@ -136,7 +135,6 @@ func (l *peerLoader) stop() {
 	_ = l.cmd.Wait()
 }
 
-// newFile returns the text of a random file, which may be invalid.
 func newFile(r *rand.Rand) string {
 	text := newDomain(r, "d").yaml(r)
 	if chance(r, 4) {
@@ -184,7 +182,6 @@ var oddKeys = []string{
 	"detailed_metric", "value_to_metric", "share_threshold", "metadata", "unit_multiplier", "limit", "Key", "1", "true", "1.5", "~", "<<", "[a]", "{a: b}", "\"key\"", "!!str key",
 }
 
-// changeFile returns the text with one random change.
 func changeFile(r *rand.Rand, text string) string {
 	lines := strings.Split(text, "\n")
 	at := r.IntN(len(lines))

@@ -67,11 +67,17 @@ type section struct {
 }
 
 var sections = []section{
-	{"self", (*program).compareSelf},
-	{"self-clocked", (*program).compareSelfClocked},
-	{"exact", (*program).compareExact},
-	{"exact-clocked", (*program).compareExactClocked},
-	{"atomic", (*program).compareAtomic},
+	{"self", func(p *program) error { return p.compare(&comparison{}, p.oracle.start) }},
+	{"self-clocked", func(p *program) error { return p.compareClocked(&comparison{}, p.oracle.start) }},
+	{"exact", func(p *program) error {
+		return p.compare(&comparison{rightRules: exactRules}, p.penstockStarter("exact"))
+	}},
+	{"exact-clocked", func(p *program) error {
+		return p.compareClocked(&comparison{rightRules: exactRules, hasOwnClock: true}, p.penstockStarter("exact"))
+	}},
+	{"atomic", func(p *program) error {
+		return p.compare(&comparison{rightRules: atomicRules}, p.penstockStarter("atomic"))
+	}},
 	{"json", (*program).compareJSON},
 	{"hostile", (*program).compareHostile},
 	{"tools", (*program).runTools},
@@ -104,15 +110,6 @@ func (p *program) run(only string) error {
 		}
 	}
 	return failed
-}
-
-func (p *program) compareSelf() error {
-	return p.compare(&comparison{}, p.oracle.start)
-}
-
-// compareSelfClocked is compareSelf with a clock that is set before each request.
-func (p *program) compareSelfClocked() error {
-	return p.compareClocked(&comparison{}, p.oracle.start)
 }
 
 // A starter starts a service whose Redis has the address redis. The name is for logs and errors.

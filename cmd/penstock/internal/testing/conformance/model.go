@@ -71,7 +71,6 @@ func newModel(rules rules, settings settings, domains ...*domain) *model {
 	return m
 }
 
-// A match is the limit of one descriptor of a request.
 type match struct {
 	limit       *limit   // nil: no limit applies
 	node        *node    // of the limit; nil for an override
@@ -368,7 +367,6 @@ func (m *model) makeResponse(request *rls.RateLimitRequest, results []result, no
 	return response
 }
 
-// denies reports whether the limit is exceeded and enforced.
 func (r *result) denies() bool { return r.isOver && !r.isShadow }
 
 // metadataOf returns the metadata of a limit. envoyproxy/ratelimit loses them with detailed_metric

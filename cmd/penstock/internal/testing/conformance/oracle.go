@@ -58,7 +58,6 @@ func buildOracle(source, checkout, dir string) (*oracle, error) {
 	return o, o.buildClocked()
 }
 
-// build builds packages, with these flags of the go command.
 func (o *oracle) build(flags []string, to string, packages ...string) error {
 	_, err := o.runGo(slices.Concat([]string{"build"}, flags, []string{"-o", to}, packages)...)
 	return err

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 )
 
-// buildPenstock builds penstock in the folder of the other programs.
 func (p *program) buildPenstock() error {
 	if p.penstockFile != "" {
 		return nil
@@ -52,20 +51,4 @@ func (p *program) penstockStarter(mode string) starter {
 		s := &service{name: name, grpc: addresses[0], http: addresses[1]}
 		return s, s.start(filepath.Dir(conf.dir), nil, p.penstockFile, args...)
 	}
-}
-
-// compareExact compares mode exact. Its responses may have only the differences of exactRules.
-func (p *program) compareExact() error {
-	return p.compare(&comparison{rightRules: exactRules}, p.penstockStarter("exact"))
-}
-
-// compareExactClocked is compareExact with a clock that is set before each request.
-func (p *program) compareExactClocked() error {
-	return p.compareClocked(&comparison{rightRules: exactRules, hasOwnClock: true}, p.penstockStarter("exact"))
-}
-
-// compareAtomic compares the default mode. Its responses may have only the differences of
-// atomicRules.
-func (p *program) compareAtomic() error {
-	return p.compare(&comparison{rightRules: atomicRules}, p.penstockStarter("atomic"))
 }

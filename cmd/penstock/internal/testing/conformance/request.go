@@ -97,7 +97,6 @@ func (q *requester) value(n *node) string {
 	return n.value
 }
 
-// setHits sets random hits for the request and its descriptors.
 func (q *requester) setHits(request *rls.RateLimitRequest) {
 	r := q.random
 	request.HitsAddend = pick(r, []uint32{0, 0, 0, 0, 1, 1, 2, 3, 5, 100, 1_000_000_000})

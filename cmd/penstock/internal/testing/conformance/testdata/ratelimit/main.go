@@ -34,7 +34,6 @@ func main() {
 	}
 }
 
-// A loadResult is the result for a file.
 type loadResult struct {
 	Error  string // "": the loader accepts the file
 	Limits string // as the service lists them at /rlconfig
