@@ -58,6 +58,7 @@ const (
 	Attempt
 )
 
+// modeNames ends with the modes of Across.
 var modeNames = [...]string{"spend", "draw", "peek", "force", "refund", "reset", "attempt", "report", "merge", "rejoin"}
 
 func (m Mode) String() string {

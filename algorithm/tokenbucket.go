@@ -92,7 +92,6 @@ type bucketStates struct {
 	spare *marks            // memory for the next marks
 }
 
-// Remove clears a state.
 func (b *bucketStates) Remove(i uint32) {
 	if b.states[i].Low > 0 {
 		delete(b.marks, i)
@@ -100,7 +99,6 @@ func (b *bucketStates) Remove(i uint32) {
 	b.stateArray.Remove(i)
 }
 
-// Step decides a request.
 func (b *bucketStates) Step(i uint32, p *Params, r *Request, now int64, commit bool, out *Outcome) {
 	s := b.states[i]
 	var m *marks
