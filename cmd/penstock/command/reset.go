@@ -336,8 +336,8 @@ func (r *resetCommand) print(out io.Writer, report *resetReport, notCleared stri
 	return err
 }
 
-// textOfNotCleared describes what a reset of these limits keeps: the cached denials and leased units
-// of instances, and the grants of other regions.
+// textOfNotCleared describes what a reset of these limits keeps: the cached denials and leased
+// units of instances, and the grants of other regions.
 func textOfNotCleared(limits []keylimits.Limit) (text string) {
 	denyCacheTTL, hasLease, isAcross := time.Duration(0), false, false
 	for _, l := range limits {
@@ -371,8 +371,8 @@ func (r *resetCommand) confirm(c *cobra.Command, key string, limits []keylimits.
 	return confirm(c, fmt.Sprintf("Reset %s of %s?", strings.Join(names, ", "), key), "nothing was reset")
 }
 
-// confirm asks a question at the terminal. Without a yes, its error is notDone, such as "nothing was
-// reset".
+// confirm asks a question at the terminal. Without a yes, its error is notDone, such as "nothing
+// was reset".
 func confirm(c *cobra.Command, question, notDone string) error {
 	in, isFile := c.InOrStdin().(*os.File)
 	if !isFile || !term.IsTerminal(int(in.Fd())) {

@@ -131,8 +131,8 @@ func checkKeyArgument(ref *string, instance *adminFlags, wanted string) cobra.Po
 	}
 }
 
-// checkRef returns an error if --ref has a masked key, or its digits, or the next flag as its value.
-// It has taken the next flag if a script leaves out the ref, for example by an empty variable.
+// checkRef returns an error if --ref has a masked key, or its digits. It also returns one if --ref
+// has the next flag as its value, because a script has left out the ref.
 func checkRef(ref string) error {
 	_, err := hex.DecodeString(ref)
 	const digitsOfMask = 8 // behind the # of a masked key

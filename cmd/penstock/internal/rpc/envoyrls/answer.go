@@ -9,8 +9,8 @@ import (
 )
 
 // isOver reports whether a limit is exceeded although the store has granted its charge. The store
-// always grants a Force and a Peek of cost 0. These are made with the probe, which has one unit more
-// than the limit. So the limit is exceeded if the probe has no unit left.
+// always grants a Force and a Peek of cost 0. These are made with the probe, which has one unit
+// more than the limit. So the limit is exceeded if the probe has no unit left.
 func isOver(charges []penstock.Charge, d *penstock.Decision) bool {
 	for i := range charges {
 		c := &charges[i]

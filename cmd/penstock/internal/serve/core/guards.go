@@ -47,9 +47,9 @@ func (c *Core) guard(ctx context.Context) (penstock.Store, error) {
 	return g, nil
 }
 
-// makeReads makes the store for what operators read, by Peeks only. It has no breaker and reports no
-// failures, because only requests show an outage. If Redis gives no answer, the fallback decides. An
-// error about a corrupt key is returned.
+// makeReads makes the store for what operators read, by Peeks only. It has no breaker and reports
+// no failures, because only requests show an outage. If Redis gives no answer, the fallback
+// decides. An error about a corrupt key is returned.
 func (c *Core) makeReads() penstock.Store {
 	if c.guarded == nil {
 		return c.backend.Store

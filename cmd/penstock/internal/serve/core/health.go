@@ -42,9 +42,9 @@ const (
 	testsToReport = 2
 )
 
-// recordFailure records a call for which the store made no decision. A call that an open breaker rejects
-// counts under the reason of the latest other failure. A corrupt key is no outage, and only logged.
-// If the call is logged, its line gets the attributes.
+// recordFailure records a call for which the store made no decision. A call that an open breaker
+// rejects counts under the reason of the latest other failure. A corrupt key is no outage, and only
+// logged. If the call is logged, its line gets the attributes.
 func (h *health) recordFailure(err error, attributes ...any) {
 	reason, cause := labels.Reason(err), err
 	h.mu.Lock()

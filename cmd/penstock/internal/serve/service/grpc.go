@@ -70,7 +70,7 @@ const (
 // healthService can be called without a token, like /livez: orchestrators cannot send one.
 const healthService = "grpc.health.v1.Health"
 
-// rlsHealthName is the name by which probes for envoyproxy/ratelimit check Envoy's rate limit service.
+// rlsHealthName is the name by which probes for envoyproxy/ratelimit check the service.
 const rlsHealthName = "ratelimit"
 
 func (s *service) newGRPC(l settings.Listener, config *tls.Config) (*server, error) {
