@@ -75,7 +75,6 @@ func (h *Handler) state(ctx context.Context) encoded {
 // recentSeconds is how many of the last seconds the state lists one by one.
 const recentSeconds = 10
 
-// storeState returns the state of the store as this instance sees it.
 func (h *Handler) storeState(ctx context.Context) StoreState {
 	store := h.StoreInfo(ctx)
 	store.Latency = latencyOf(&h.Recorder.Store)

@@ -237,7 +237,6 @@ func serveAsset(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(a.text)
 }
 
-// templates are the pages by their names, each with the layout.
 var templates = func() map[string]*template.Template {
 	all := make(map[string]*template.Template)
 	layout := template.Must(template.New("").Funcs(functions).ParseFS(files, "pages/layout.html", "pages/parts.html"))
