@@ -103,29 +103,24 @@ func (l *Limiter) refundSurplus(ctx context.Context, charges []Charge, d Decisio
 	granted := d.Granted()
 	statuses := make([]Status, len(charges))
 	var refunds []Charge
+	var refunded []int // the index of the refunded charge, for each refund
 	for i := range statuses {
 		statuses[i] = d.Status(i)
 		if surplus := statuses[i].Granted - granted; surplus > 0 {
 			refunds = append(refunds, Charge{Key: charges[i].Key, Plan: charges[i].Plan, Cost: surplus, Mode: Refund, Receipt: statuses[i].Receipt})
+			refunded = append(refunded, i)
 		}
+		statuses[i].Granted = granted
 	}
 	if len(refunds) == 0 {
 		return d
 	}
 	ctx, cancel := detach(ctx)
 	defer cancel()
-	refunded, err := l.store.Decide(ctx, refunds)
-	nextRefund := 0 // its index in refunds
-	for i := range statuses {
-		if statuses[i].Granted == granted {
-			continue
+	if after, err := l.store.Decide(ctx, refunds); err == nil {
+		for n, i := range refunded {
+			statuses[i].Remaining, statuses[i].ResetAfter = after.Status(n).Remaining, after.Status(n).ResetAfter
 		}
-		statuses[i].Granted = granted
-		if err == nil {
-			s := refunded.Status(nextRefund)
-			statuses[i].Remaining, statuses[i].ResetAfter = s.Remaining, s.ResetAfter
-		}
-		nextRefund++
 	}
 	corrected := NewDecision(statuses)
 	corrected.Source = d.Source

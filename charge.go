@@ -139,7 +139,8 @@ func Check(charges []Charge) error {
 	return nil
 }
 
-// checkPair returns an error if charges i and j are for the same counter.
+// checkPair returns an error if a store cannot keep the counters of charges i and j apart: they are
+// one counter, or their limits have the same Tag by chance.
 func checkPair(charges []Charge, i, j int) error {
 	p, q := charges[i].Plan, charges[j].Plan
 	if p.tag != q.tag || charges[i].Key != charges[j].Key || p.Group() != q.Group() {
@@ -165,11 +166,12 @@ func (c *Charge) isPlainSpend() bool {
 		!c.Plan.limit.Algorithm.NeedsHolder()
 }
 
-// isExchange reports whether the charge has one of the modes by which regions exchange what they
-// have granted: those after Attempt.
+// isExchange reports whether the charge has one of the three modes by which regions exchange what
+// they have granted. These modes follow Attempt. Only algorithms across regions have them.
 func (c *Charge) isExchange() bool {
+	isExchangeMode := c.Mode > algorithm.Attempt && c.Mode <= algorithm.Attempt+3
 	a := c.Plan.limit.Algorithm
-	return c.Mode > algorithm.Attempt && c.Mode <= algorithm.Attempt+3 && algorithm.Across(a) == a
+	return isExchangeMode && algorithm.Across(a) == a // Across returns an algorithm across regions as it is
 }
 
 func (c *Charge) check() error {

@@ -131,7 +131,7 @@ const (
 	ReasonBreakerOpen
 )
 
-// reasonProperties has the name of a reason, and what its StoreErrors are by default.
+// reasonProperties are the name of a reason, and the usual fields of its StoreErrors.
 type reasonProperties struct {
 	name         string
 	mayBeCharged bool

@@ -70,8 +70,9 @@ func (p *Plan) remainingWhenNew() int64 {
 	var out algorithm.Outcome
 	now := time.Now().UnixMicro() // parameters may depend on the time, but what remains does not
 	states := p.limit.Algorithm.NewStates()
+	newState := states.Add()
 	const commit = false
-	states.Step(states.Add(), p.Params(now), &algorithm.Request{Mode: Peek}, now, commit, &out)
+	states.Step(newState, p.Params(now), &algorithm.Request{Mode: Peek}, now, commit, &out)
 	return out.Remaining
 }
 
@@ -148,9 +149,8 @@ func (p *Plan) compileWith(numbers algorithm.Limit, isPossible bool) *Plan {
 	return plan
 }
 
-// Window returns the length of the limit's window. If the algorithm divides windows into parts, it
-// returns the length of a part. The length is 0 if the algorithm has no windows or cannot be
-// leased.
+// Window returns the length of the limit's window, or of a sub-window if the algorithm has those. It
+// returns 0 if the algorithm has no windows or cannot be leased.
 func (p *Plan) Window() time.Duration {
 	return time.Duration(p.limit.Algorithm.Window(p.limit.numbers())) * time.Microsecond
 }

@@ -136,19 +136,19 @@ func (r *rateReader) count() (int64, error) {
 	if isMultiplier && word == "m" {
 		return 0, r.errorAt(wordAt, "%q is not clear; write M for a million, or /min for a minute", word)
 	}
-	if isMultiplier {
+	hasSpace := word == "" || wordAt > numberEnd
+	needsSpace := unitOfAbbreviation[strings.ToLower(word)] == "" && !strings.EqualFold(word, "per")
+	switch {
+	case isMultiplier:
 		n.Mul(n, new(big.Rat).SetInt64(factor))
 		r.skipSpace()
 		wordAt = r.at
 		word = r.word()
-	} else if !isInteger {
+	case !isInteger:
 		return 0, r.errorAt(start, "%q is not a whole number; write 5/2s for 2.5 per second, and 1000 or 1,000 for a thousand",
 			r.text[start:numberEnd])
-	} else if isWithoutSpace := wordAt == numberEnd; word != "" && isWithoutSpace {
-		mayFollow := unitOfAbbreviation[strings.ToLower(word)] != "" || strings.EqualFold(word, "per")
-		if !mayFollow {
-			return 0, r.errorAt(wordAt, "%q follows the count without a space; only k and M may", word)
-		}
+	case needsSpace && !hasSpace:
+		return 0, r.errorAt(wordAt, "%q follows the count without a space; only k and M may", word)
 	}
 	if !n.IsInt() || !n.Num().IsInt64() {
 		return 0, r.errorAt(start, "the count is not a whole number below 2^63")

@@ -32,10 +32,8 @@ func (l *Limiter) Wait(ctx context.Context, key string) error {
 func (l *Limiter) WaitN(ctx context.Context, key string, n int64) error {
 	for {
 		reservation, err := l.ReserveN(ctx, key, n)
-		var denied *DeniedError
-		if errors.As(err, &denied) && l.canRetrySucceed(ctx, denied.Decision) {
-			err = sleep(ctx, jitter(denied.Decision.RetryAfter()))
-			if err != nil {
+		if denied, ok := errors.AsType[*DeniedError](err); ok && l.canRetrySucceed(ctx, denied.Decision) {
+			if err := sleep(ctx, jitter(denied.Decision.RetryAfter())); err != nil {
 				return err
 			}
 			continue
@@ -75,14 +73,14 @@ func detach(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), refundTimeout)
 }
 
-// jitter returns a delay that is longer by a random time, so that callers that were denied together
-// do not all retry together. The random time is below a tenth of d (at most 100 ms) plus 1 ms.
+// jitter lengthens a delay by a random time, so that callers that were denied together do not all
+// retry together. The random time is below a tenth of d (at most 100 ms) plus 1 ms.
 func jitter(d time.Duration) time.Duration {
 	longest := min(d/10, 100*time.Millisecond) + time.Millisecond
 	return d + mathrand.N(longest)
 }
 
-// sleep returns ctx's error if ctx ends first.
+// sleep returns after d, or ctx's error if ctx ends first.
 func sleep(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return ctx.Err()

@@ -40,27 +40,26 @@ func hasSeveralKeys(charges []penstock.Charge) bool {
 // denied are made last.
 func (s *Store) decideMultiSlot(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	deniable, undeniable := groupByKey(charges)
-	firstRound := make([]penstock.Status, len(charges))
+	statuses := make([]penstock.Status, len(charges)) // of a denial
 	isSpendOrDraw := func(c penstock.Charge) bool { return c.Mode == penstock.Spend || c.Mode == penstock.Draw }
 	hasFirstRound := len(deniable) > 1 && slices.ContainsFunc(charges, isSpendOrDraw)
 	if hasFirstRound {
-		if err := s.runEach(ctx, append(slices.Clip(deniable), undeniable...), toDryRun(charges), firstRound); err != nil {
+		if err := s.runEach(ctx, append(slices.Clip(deniable), undeniable...), toDryRun(charges), statuses); err != nil {
 			return penstock.Decision{}, err
 		}
-		if isDenied(firstRound) {
-			s.countDenied(ctx, charges, deniable, firstRound)
-			return penstock.NewDecision(firstRound), nil
+		if isDenied(statuses) {
+			s.countDenied(ctx, charges, deniable, statuses)
+			return penstock.NewDecision(statuses), nil
 		}
 	}
 
-	asked := charges
-	charges = toRefundable(charges)
-	secondRound, err := s.chargeMultiSlot(ctx, deniable, undeniable, charges)
+	refundable := toRefundable(charges)
+	secondRound, err := s.chargeMultiSlot(ctx, deniable, undeniable, refundable)
 	if err != nil {
 		return penstock.Decision{}, err
 	}
-	for i := range asked {
-		if !asked[i].IsRefundable {
+	for i := range charges {
+		if !charges[i].IsRefundable {
 			secondRound[i].Receipt = 0
 		}
 	}
@@ -70,7 +69,7 @@ func (s *Store) decideMultiSlot(ctx context.Context, charges []penstock.Charge) 
 	// The batch is denied, so each status reports how much its limit has left. The number comes from a
 	// dry run, or from the charges of the second round.
 	if !hasFirstRound {
-		if err := s.runEach(ctx, undeniable, toDryRun(charges), firstRound); err != nil {
+		if err := s.runEach(ctx, undeniable, toDryRun(refundable), statuses); err != nil {
 			return penstock.Decision{}, err
 		}
 	}
@@ -81,15 +80,15 @@ func (s *Store) decideMultiSlot(ctx context.Context, charges []penstock.Charge) 
 		isKeyDenied := slices.ContainsFunc(group, func(i int) bool { return secondRound[i].RetryAfter > 0 })
 		if !hasFirstRound || isKeyDenied {
 			for _, i := range group {
-				firstRound[i] = secondRound[i]
+				statuses[i] = secondRound[i]
 			}
 		}
 		if !isKeyDenied {
 			granted = append(granted, group)
 		}
 	}
-	s.countDenied(ctx, charges, granted, firstRound)
-	return deniedDecision(firstRound), nil
+	s.countDenied(ctx, refundable, granted, statuses)
+	return deniedDecision(statuses), nil
 }
 
 // countDenied counts those charges of a denied batch that count if they are denied, in the groups
@@ -98,8 +97,9 @@ func (s *Store) decideMultiSlot(ctx context.Context, charges []penstock.Charge) 
 func (s *Store) countDenied(ctx context.Context, charges []penstock.Charge, groups [][]int, statuses []penstock.Status) {
 	var counting [][]int
 	for _, group := range groups {
-		if group = slices.DeleteFunc(slices.Clone(group), func(i int) bool { return !charges[i].CountsDenial() }); len(group) > 0 {
-			counting = append(counting, group)
+		indexes := slices.DeleteFunc(slices.Clone(group), func(i int) bool { return !charges[i].CountsDenial() })
+		if len(indexes) > 0 {
+			counting = append(counting, indexes)
 		}
 	}
 	if len(counting) == 0 {
@@ -109,14 +109,13 @@ func (s *Store) countDenied(ctx context.Context, charges []penstock.Charge, grou
 	for i := range charges {
 		charges[i].Mode += counted
 	}
-	after := slices.Clone(statuses)
-	_ = s.runEach(ctx, counting, charges, after) // a group that fails leaves the statuses as they are
+	before := slices.Clone(statuses)
+	_ = s.runEach(ctx, counting, charges, statuses) // a group that fails leaves its statuses as they are
 	for i := range statuses {
-		if after[i].RetryAfter == 0 {
-			after[i].RetryAfter = statuses[i].RetryAfter
+		if statuses[i].RetryAfter == 0 {
+			statuses[i].RetryAfter = before[i].RetryAfter
 		}
 	}
-	copy(statuses, after)
 }
 
 // chargeMultiSlot makes the charges of a batch. If not all are granted, it refunds them.

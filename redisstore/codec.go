@@ -54,6 +54,13 @@ const (
 	keyRoom = 256 // for keys; buf grows if they need more
 )
 
+// Indexes of the parameters of a token bucket.
+const (
+	rateParam     = 0 // parts that are refilled per µs
+	partsParam    = 1 // parts of a unit
+	capacityParam = 2 // units
+)
+
 const extended = luagen.ExtendedMode // added to the mode if an extension follows
 
 // dryRun is added to the mode of each charge in a batch that must charge nothing. The reply reports
@@ -67,7 +74,7 @@ const counted penstock.Mode = luagen.CountedMode
 // encode packs the call's batches for single.lua and mixed.lua. now is in µs; if it is 0, the
 // script reads the server's time.
 func (c *call) encode(s *Store, now int64, script *script) {
-	c.buf, c.keyEnds, c.keys, c.args = c.buf[:0], c.keyEnds[:0], c.keys[:0], append(c.args[:0], "")
+	c.beginPacking()
 	// The arguments come first, so that one loop can write them; the keys are appended after them.
 	room := headerSize + batchSize*len(c.batchSizes) + (placeSize+chargeSize+extensionSize)*len(c.charges) + 1
 	if cap(c.buf) < room {
@@ -81,10 +88,10 @@ func (c *call) encode(s *Store, now int64, script *script) {
 		binary.LittleEndian.PutUint16(c.buf[at:], uint16(len(c.batchSizes)))
 		at = headerSize
 	}
-	isShort := script.kind == single && isShort(c.charges)
+	isShort := script.kind == single && haveShortForm(c.charges)
 	for i := range c.charges {
 		if isShort {
-			c.keyNumber(s, &c.charges[i])
+			c.addKey(s, &c.charges[i])
 			appendShort(c.buf[:at], &c.charges[i])
 			at += shortSize
 			continue
@@ -99,7 +106,7 @@ func (c *call) encode(s *Store, now int64, script *script) {
 		at += c.encodeCharge(s, &c.charges[i], at, now, script)
 	}
 	if script.kind == single && now != 0 {
-		c.buf[at] = 0 // see single.lua
+		c.buf[at] = 0 // a further byte tells single.lua that the header has the time
 		at++
 	}
 	c.setStrings(at)
@@ -107,38 +114,13 @@ func (c *call) encode(s *Store, now int64, script *script) {
 
 // encodeFlight packs a flight for uniform.lua.
 func (c *call) encodeFlight(s *Store, now int64, f *coalesce.Flight) {
-	c.buf, c.keyEnds, c.keys, c.args = c.buf[:0], c.keyEnds[:0], c.keys[:0], append(c.args[:0], "")
+	c.beginPacking()
 	c.buf = append(c.buf, make([]byte, stampedSize)...)
 	c.putHeader(s, now)
-	shared := sharedCharges(f, now)
-	isShort := isShort(shared)
-	for i := range shared {
-		if isShort {
-			c.buf = appendShort(c.buf, &shared[i])
-			continue
-		}
-		c.buf = binary.LittleEndian.AppendUint32(c.buf, shared[i].Plan.Tag())
-		c.appendCharge(&shared[i], now)
-	}
-	var countAt int // index in buf of the number of coalesce.Requests for the current Redis key
-	for isNewKey, r := range f.Requests {
-		if shared != nil {
-			break
-		}
-		if isNewKey {
-			countAt = len(c.buf)
-			c.buf = append(c.buf, 0, 0) // the number, which increment counts up
-			for i := range r.Charges {
-				c.buf = binary.LittleEndian.AppendUint32(c.buf, r.Charges[i].Plan.Tag())
-			}
-		}
-		c.increment(countAt)
-		c.buf = binary.LittleEndian.AppendUint16(c.buf, uint16(len(r.Waiters)))
-		c.extensions = c.extensions[:0]
-		for i := range r.Charges {
-			c.appendCharge(&r.Charges[i], now)
-		}
-		c.buf = append(c.buf, c.extensions...)
+	if shared := sharedCharges(f, now); shared != nil {
+		c.appendShared(shared, now)
+	} else {
+		c.appendRequests(f, now)
 	}
 	at := len(c.buf)
 	c.keyEnds = append(c.keyEnds, at)
@@ -149,6 +131,41 @@ func (c *call) encodeFlight(s *Store, now int64, f *coalesce.Flight) {
 		}
 	}
 	c.setStrings(at)
+}
+
+// appendShared packs a batch that is decided on each key of the flight.
+func (c *call) appendShared(charges []penstock.Charge, now int64) {
+	isShort := haveShortForm(charges)
+	for i := range charges {
+		if isShort {
+			c.buf = appendShort(c.buf, &charges[i])
+			continue
+		}
+		c.buf = binary.LittleEndian.AppendUint32(c.buf, charges[i].Plan.Tag())
+		c.appendCharge(&charges[i], now)
+	}
+}
+
+// appendRequests packs the requests of a flight, each with the number of its waiters.
+func (c *call) appendRequests(f *coalesce.Flight, now int64) {
+	var countAt int // index in buf of the number of requests for the current key
+	for isNewKey, r := range f.Requests {
+		if isNewKey {
+			countAt = len(c.buf)
+			c.buf = append(c.buf, 0, 0)
+			for i := range r.Charges {
+				c.buf = binary.LittleEndian.AppendUint32(c.buf, r.Charges[i].Plan.Tag())
+			}
+		}
+		count := c.buf[countAt:]
+		binary.LittleEndian.PutUint16(count, binary.LittleEndian.Uint16(count)+1)
+		c.buf = binary.LittleEndian.AppendUint16(c.buf, uint16(len(r.Waiters)))
+		c.extensions = c.extensions[:0]
+		for i := range r.Charges {
+			c.appendCharge(&r.Charges[i], now)
+		}
+		c.buf = append(c.buf, c.extensions...)
+	}
 }
 
 // sharedCharges returns the batch of a flight whose batches are all equal, each from one caller and
@@ -164,7 +181,7 @@ func sharedCharges(f *coalesce.Flight, now int64) (shared []penstock.Charge) {
 		for i := range r.Charges {
 			ch, first := &r.Charges[i], &shared[i]
 			isEqual := ch.Plan == first.Plan && ch.Mode == first.Mode && ch.Cost == first.Cost
-			if !isEqual || isExtended(ch, ch.Plan.Params(paramsTime(now, ch.Plan))[3]) {
+			if !isEqual || isExtended(ch, paramsOf(ch, now)) {
 				return nil
 			}
 		}
@@ -176,17 +193,18 @@ func sharedCharges(f *coalesce.Flight, now int64) (shared []penstock.Charge) {
 // after 17 years, so the second until which its key lives has 32 bits.
 const maxShort = 1 << 49
 
-// isShort reports whether a batch has the short form, which the block straight of
+// haveShortForm reports whether a batch has the short form, which the block straight of
 // luagen/storage.lua decides. Then each charge is a Spend of a token bucket that refills one part
 // per µs.
-func isShort(charges []penstock.Charge) bool {
+func haveShortForm(charges []penstock.Charge) bool {
 	for i := range charges {
 		ch := &charges[i]
 		if ch.Plan.Algorithm() != algorithm.TokenBucket || ch.Mode != penstock.Spend || ch.CountsDenial() {
 			return false
 		}
 		p := ch.Plan.Params(0)
-		if isExtended(ch, p[3]) || p[0] != 1 || p[1]*p[2] > maxShort || ch.Cost == 0 || ch.Cost > p[2] {
+		canFit := 0 < ch.Cost && ch.Cost <= p[capacityParam]
+		if !canFit || p[rateParam] != 1 || p[partsParam]*p[capacityParam] > maxShort || isExtended(ch, p) {
 			return false
 		}
 	}
@@ -197,13 +215,20 @@ func isShort(charges []penstock.Charge) bool {
 // the capacity have.
 func appendShort(b []byte, ch *penstock.Charge) []byte {
 	p := ch.Plan.Params(0)
-	b = appendNumber(binary.LittleEndian.AppendUint32(b, ch.Plan.Tag()), p[1])
-	return appendNumber(appendNumber(b, p[1]*ch.Cost), p[1]*p[2])
+	parts := p[partsParam]
+	b = appendNumber(binary.LittleEndian.AppendUint32(b, ch.Plan.Tag()), parts)
+	return appendNumber(appendNumber(b, parts*ch.Cost), parts*p[capacityParam])
 }
 
-// isExtended reports whether an extension follows a charge with this fourth parameter.
-func isExtended(ch *penstock.Charge, fourth int64) bool {
-	return fourth != 0 || ch.Patience != 0 || ch.Mode >= dryRun || algorithm.HolderID(ch.Holder) != 0 || receiptOrSerial(ch) != 0
+// isExtended reports whether an extension follows a charge with these parameters.
+func isExtended(ch *penstock.Charge, p *algorithm.Params) bool {
+	return p[3] != 0 || ch.Patience != 0 || ch.Mode >= dryRun || algorithm.HolderID(ch.Holder) != 0 || receiptOrSerial(ch) != 0
+}
+
+// beginPacking empties what encode and encodeFlight fill.
+func (c *call) beginPacking() {
+	c.buf, c.keyEnds, c.keys = c.buf[:0], c.keyEnds[:0], c.keys[:0]
+	c.args = append(c.args[:0], "") // the packed charges: see setStrings
 }
 
 // putHeader writes the time and a new stamp to the beginning of buf.
@@ -213,18 +238,13 @@ func (c *call) putHeader(s *Store, now int64) {
 	redisclient.PutStamp(c.buf, c.stamp)
 }
 
-// increment adds one to the 16-bit number that begins at buf[index].
-func (c *call) increment(index int) {
-	binary.LittleEndian.PutUint16(c.buf[index:], binary.LittleEndian.Uint16(c.buf[index:])+1)
-}
-
 // appendCharge packs a charge for uniform.lua. The extension of the charge goes to c.extensions,
 // because the extensions of a batch follow all its charges.
 func (c *call) appendCharge(ch *penstock.Charge, now int64) {
-	params := ch.Plan.Params(paramsTime(now, ch.Plan))
+	params := paramsOf(ch, now)
 	patience, holder, receipt := ch.Patience.Microseconds(), algorithm.HolderID(ch.Holder), receiptOrSerial(ch)
 	mode := byte(ch.Mode)
-	if isExtended(ch, params[3]) {
+	if isExtended(ch, params) {
 		mode += extended
 		c.extensions = appendNumber(appendNumber(c.extensions, params[3]), patience)
 		c.extensions = appendNumber(appendNumber(c.extensions, holder), receipt)
@@ -248,9 +268,9 @@ func (c *call) setStrings(chargesEnd int) {
 // encodeCharge packs a charge, beginning at buf[at], where there is room for it. It returns the
 // charge's size. The comments at chargeSize and extensionSize list the fields.
 func (c *call) encodeCharge(s *Store, ch *penstock.Charge, at int, now int64, script *script) int {
-	params := ch.Plan.Params(paramsTime(now, ch.Plan))
-	key, patience, holder, receipt := c.keyNumber(s, ch), ch.Patience.Microseconds(), c.holderNumber(ch), receiptOrSerial(ch)
-	b := c.buf[at:] // not before keyNumber, which may reallocate buf
+	params := paramsOf(ch, now)
+	key, patience, holder, receipt := c.addKey(s, ch), ch.Patience.Microseconds(), c.holderNumber(ch), receiptOrSerial(ch)
+	b := c.buf[at:] // not before addKey, which may reallocate buf
 	size := chargeSize
 	if script.kind == mixed {
 		binary.LittleEndian.PutUint16(b, uint16(key))
@@ -261,7 +281,7 @@ func (c *call) encodeCharge(s *Store, ch *penstock.Charge, at int, now int64, sc
 	if ch.CountsDenial() {
 		mode += byte(counted)
 	}
-	hasExtension := isExtended(ch, params[3])
+	hasExtension := isExtended(ch, params)
 	if hasExtension {
 		mode += extended
 		extension := b[chargeSize:]
@@ -282,18 +302,18 @@ func (c *call) encodeCharge(s *Store, ch *penstock.Charge, at int, now int64, sc
 	return size
 }
 
-// paramsTime returns the time that selects the window of a calendar algorithm, such as "per day".
-// It is now, or the time of this process if now is 0.
-func paramsTime(now int64, plan *penstock.Plan) int64 {
-	if now == 0 && plan.Algorithm().IsCalendar() {
-		return time.Now().UnixMicro()
+// paramsOf returns the parameters of a charge's limit. Those of a calendar algorithm depend on the
+// time, which is that of this process if now is 0.
+func paramsOf(ch *penstock.Charge, now int64) *algorithm.Params {
+	if now == 0 && ch.Plan.Algorithm().IsCalendar() {
+		now = time.Now().UnixMicro()
 	}
-	return now
+	return ch.Plan.Params(now)
 }
 
-// keyNumber returns the number, from 1, of the key that has the state of a charge's limit. A new
-// key is added.
-func (c *call) keyNumber(s *Store, ch *penstock.Charge) int {
+// addKey adds the key that has the state of a charge's limit, unless the call has it already. It
+// returns the key's number, from 1.
+func (c *call) addKey(s *Store, ch *penstock.Charge) int {
 	start := len(c.buf)
 	c.buf = s.keys.Append(c.buf, ch.Key, ch.Plan)
 	for i := 1; i < len(c.keyEnds); i++ {

@@ -40,9 +40,11 @@ func isLoginRejected(err error) bool {
 // it once. All keys of the store begin with base.
 func hintFor(err error, base string) string {
 	var rights, others []string
-	for _, rejection := range rejections(err) {
-		hint := hintForRejection(rejection, base)
-		switch {
+	for _, one := range joinedIn(err) {
+		if classify(one) != penstock.ReasonPermissionDenied {
+			continue
+		}
+		switch hint := hintForRejection(one, base); {
 		case hint == "":
 		case hint[0] == '+' || hint[0] == '~': // a command, or keys
 			rights = append(rights, hint)
@@ -62,20 +64,17 @@ func hintFor(err error, base string) string {
 	return strings.Join(all, "; ")
 }
 
-// rejections returns the permission errors in a tree of joined errors.
-func rejections(err error) (all []error) {
+// joinedIn returns the errors that are joined in err, at any depth. If none are, it returns err.
+func joinedIn(err error) (all []error) {
 	for e := err; e != nil; e = errors.Unwrap(e) {
 		if joined, ok := e.(interface{ Unwrap() []error }); ok {
 			for _, one := range joined.Unwrap() {
-				all = append(all, rejections(one)...)
+				all = append(all, joinedIn(one)...)
 			}
 			return all
 		}
 	}
-	if classify(err) == penstock.ReasonPermissionDenied {
-		all = append(all, err)
-	}
-	return all
+	return []error{err}
 }
 
 // hintForRejection returns the hint for one rejection, or "" if there is none.
@@ -198,18 +197,12 @@ var precedence = []penstock.Reason{
 
 // repliesIn returns the replies among joined errors.
 func repliesIn(err error) (replies []ReplyError) {
-	for ; err != nil; err = errors.Unwrap(err) {
-		if reply, ok := err.(ReplyError); ok {
-			return []ReplyError{reply}
-		}
-		if joined, ok := err.(interface{ Unwrap() []error }); ok {
-			for _, one := range joined.Unwrap() {
-				replies = append(replies, repliesIn(one)...)
-			}
-			return replies
+	for _, one := range joinedIn(err) {
+		if reply, ok := errors.AsType[ReplyError](one); ok {
+			replies = append(replies, reply)
 		}
 	}
-	return nil
+	return replies
 }
 
 func classifyReply(reply ReplyError) penstock.Reason {

@@ -216,7 +216,7 @@ func (s *Store) decideUniform(ctx context.Context, c *call, f *coalesce.Flight) 
 			reader.next(r.Charges, w)
 		}
 	}
-	if reader.text != "" || reader.isShort {
+	if reader.text != "" || reader.isTruncated {
 		return fmt.Errorf("the script replied %d bytes, which are not the results of %d batches", len(reply), f.Len())
 	}
 	return nil

@@ -4,7 +4,6 @@ import (
 	"fmt"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/internal/hashslot"
 	"github.com/penstock/penstock/internal/rediskeys"
 )
 
@@ -25,8 +24,3 @@ func KeyOf(c penstock.Charge, o Options) (string, error) {
 func (o Options) keys() rediskeys.Scheme {
 	return rediskeys.Scheme{Base: rediskeys.Base(o.Prefix), Secret: o.Secret}
 }
-
-// slots is the number of hash slots of a Cluster.
-const slots = hashslot.Slots
-
-func slotOf(key []byte) uint16 { return hashslot.Of(key) }

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/hashslot"
 	"github.com/penstock/penstock/internal/rediskeys"
 	"github.com/penstock/penstock/internal/testing/effort"
 )
@@ -201,17 +202,17 @@ func TestClientsCannotChooseTheSlotOfAKey(t *testing.T) {
 		var thirds [3]int // keys by thirds of the slots, as three primaries have them
 		used := make(map[uint16]bool)
 		for _, key := range hostileKeys(keys) {
-			slot := slotOf([]byte(s.nameOf(key, plan)))
-			thirds[int(slot)*3/slots]++
+			slot := hashslot.Of([]byte(s.nameOf(key, plan)))
+			thirds[int(slot)*3/hashslot.Slots]++
 			used[slot] = true
 		}
 		most := max(thirds[0], thirds[1], thirds[2])
-		t.Logf("secret %q: %v keys per third of the slots, %d of %d slots in use", secret, thirds, len(used), slots)
+		t.Logf("secret %q: %v keys per third of the slots, %d of %d slots in use", secret, thirds, len(used), hashslot.Slots)
 		if most > keys*2/5 { // 1.2 times the mean, which is keys/3
 			t.Errorf("secret %q: %v keys per third of the slots; want at most 1.2 times the mean in each", secret, thirds)
 		}
-		if len(used) < slots*9/10 {
-			t.Errorf("secret %q: %d keys use %d of %d slots; want at least nine tenths", secret, keys, len(used), slots)
+		if len(used) < hashslot.Slots*9/10 {
+			t.Errorf("secret %q: %d keys use %d of %d slots; want at least nine tenths", secret, keys, len(used), hashslot.Slots)
 		}
 	}
 }
@@ -221,7 +222,7 @@ func TestSlotsAreThoseOfRedis(t *testing.T) {
 	// The specification of Redis Cluster gives this CRC16 of 123456789. This CRC16 is below the number
 	// of slots.
 	const want = 0x31c3
-	if got := slotOf([]byte("ps1{123456789}search")); got != want {
+	if got := hashslot.Of([]byte("ps1{123456789}search")); got != want {
 		t.Errorf("the slot of 123456789 is %#x; want %#x", got, want)
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
+	"github.com/penstock/penstock/internal/hashslot"
 	"github.com/penstock/penstock/internal/lazy"
 	"github.com/penstock/penstock/internal/luagen"
 	"github.com/penstock/penstock/internal/redisclient"
@@ -75,8 +76,8 @@ func (l *scriptCache) forLimits(plans []*penstock.Plan) []*script {
 	if len(plans) == 0 {
 		return nil
 	}
-	var compact [][]*algorithm.Algorithm   // sequences for single and uniform scripts
-	var mixedSets [][]*algorithm.Algorithm // algorithms of mixed scripts
+	var compact [][]*algorithm.Algorithm   // for single and uniform scripts: the sequence of each
+	var mixedSets [][]*algorithm.Algorithm // for mixed scripts: the algorithms of each
 	var all []*algorithm.Algorithm
 	for i, p := range plans {
 		all = addAlgorithm(all, p.Algorithm())
@@ -240,7 +241,7 @@ func (s *Store) send(ctx context.Context, c *call, script *script) (string, erro
 			s.startLoading(name, early, script, c.keys[0])
 		}
 	}
-	loads := script.loads.Load()
+	loadsBefore := script.loads.Load()
 	for tries := 0; ; tries++ {
 		reply, err := s.client.EvalSha(ctx, script.digest, c.keys, c.args)
 		if err == nil {
@@ -253,19 +254,18 @@ func (s *Store) send(ctx context.Context, c *call, script *script) (string, erro
 			s.loads.missing.Add(1)
 			return s.sendText(ctx, c, script)
 		}
-		if n := script.loads.Load(); n != loads && tries == 0 { // loaded while this call was in flight
+		if tries == 0 && script.loads.Load() != loadsBefore { // loaded while this call was in flight
 			s.loads.missing.Add(1)
-			loads, early = n, nil
+			early = nil
 			continue
 		}
-		var name string
-		pending, isMine := early, false
-		if early = nil; pending == nil {
+		name, pending, isMine := "", early, false
+		early = nil
+		if pending == nil {
 			name = script.digest + " " + s.serverOf(c.keys[0])
 			pending, isMine = s.loads.begin(name)
 		}
-		// Only now, because tests rely on it: each counted caller loads the script, or waits for it.
-		s.loads.missing.Add(1)
+		s.loads.missing.Add(1) // only now, so that each counted caller loads the script or waits for it: tests rely on it
 		if isMine && s.loads.isForbidden.Load() {
 			reply, err := s.sendText(ctx, c, script)
 			s.loads.end(name, pending, nil)
@@ -324,5 +324,5 @@ func (s *Store) serverOf(key string) string {
 		s.topology.startRefresh(s)
 		return ""
 	}
-	return l.server(slotOf([]byte(key)))
+	return l.server(hashslot.Of([]byte(key)))
 }

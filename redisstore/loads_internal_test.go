@@ -267,10 +267,10 @@ func TestRepliesOfUniformScripts(t *testing.T) {
 		return strings.TrimSpace(results), r
 	}
 	for _, c := range []struct {
-		text    string
-		n       int
-		want    string
-		isShort bool
+		text        string
+		n           int
+		want        string
+		isTruncated bool
 	}{
 		{replyOf(7, 10, 6, 20), 1, "2/7/10/0 2/6/20/0", false},
 		{replyOf(7, 10, 6, 20, luagen.ReplyRepeat, 2, 2, 3, 4, 5), 3, "2/7/10/0 2/6/20/0 2/5/13/0 2/2/25/0 2/3/16/0 2/-2/30/0", false},
@@ -284,8 +284,8 @@ func TestRepliesOfUniformScripts(t *testing.T) {
 		{replyOf(7, 10, 6, 20, luagen.ReplyRepeat, 2, 2, 3, 4), 1, "", true},
 	} {
 		got, r := read(c.text, c.n, charges)
-		if r.isShort != c.isShort || !c.isShort && (got != c.want || r.text != "") {
-			t.Errorf("%d batches of %d bytes are %q, too short: %t, with %d bytes left; want %q, too short: %t", c.n, len(c.text), got, r.isShort, len(r.text), c.want, c.isShort)
+		if r.isTruncated != c.isTruncated || !c.isTruncated && (got != c.want || r.text != "") {
+			t.Errorf("%d batches of %d bytes are %q, too short: %t, with %d bytes left; want %q, too short: %t", c.n, len(c.text), got, r.isTruncated, len(r.text), c.want, c.isTruncated)
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/hashslot"
 	"github.com/penstock/penstock/internal/redisclient"
 )
 
@@ -199,7 +200,7 @@ func TestEachServerHasAKey(t *testing.T) {
 		l, _ := parseLayout("0 8000 a:1\n8001 16382 b:2\n16383 16383 c:3")
 		for _, address := range c.want {
 			key := keys[address]
-			if !strings.HasPrefix(key, "ps1{%@") || !strings.HasSuffix(key, "}n") || address != "" && l.server(slotOf([]byte(key))) != address {
+			if !strings.HasPrefix(key, "ps1{%@") || !strings.HasSuffix(key, "}n") || address != "" && l.server(hashslot.Of([]byte(key))) != address {
 				t.Errorf("%s: the key of %q is %q; want one that it owns", name, address, key)
 			}
 		}

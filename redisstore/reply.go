@@ -16,8 +16,8 @@ const replyPlain = 0
 // A replyReader reads the reply of uniform.lua, in the order of the batches. luagen.ReplyFull and
 // the constants after it describe the format.
 type replyReader struct {
-	text    string
-	isShort bool // the reply ends too early
+	text        string
+	isTruncated bool // the reply ends too early
 
 	isCorrupt bool                               // the state of the last batch is malformed
 	statuses  [luagen.MaxCharges]penstock.Status // of the last batch
@@ -69,11 +69,11 @@ func (r *replyReader) read(charges []penstock.Charge) {
 	case luagen.ReplyCorrupt:
 		size = 0
 	default:
-		size, r.isShort = 0, true
+		size, r.isTruncated = 0, true
 	}
 	r.isCorrupt = kind == luagen.ReplyCorrupt
 	for i := range charges {
-		if text := r.take(size); size > 0 && !r.isShort {
+		if text := r.take(size); size > 0 && !r.isTruncated {
 			r.isCorrupt = r.isCorrupt || !isPossible(text)
 			if kind == luagen.ReplyDenied {
 				r.statuses[i] = deniedStatus(text)
@@ -94,16 +94,16 @@ func (r *replyReader) read(charges []penstock.Charge) {
 }
 
 func (r *replyReader) takeNumber() int64 {
-	if text := r.take(numberSize); !r.isShort {
+	if text := r.take(numberSize); !r.isTruncated {
 		return getNumber(text)
 	}
 	return 0
 }
 
-// take returns the next part of the reply, of size bytes. If the reply is shorter, it sets isShort.
+// take returns the next size bytes of the reply. If it has fewer, take sets isTruncated.
 func (r *replyReader) take(size int) string {
 	if len(r.text) < size {
-		r.isShort, r.text = true, ""
+		r.isTruncated, r.text = true, ""
 		return ""
 	}
 	text := r.text[:size]

@@ -76,7 +76,7 @@ func compareForms(client Client, server *redistest.Server, rng *rand.Rand) (coun
 			continue
 		default:
 			for _, b := range list {
-				if !isShort(b) {
+				if !haveShortForm(b) {
 					return count, fmt.Errorf("the batch has no short form:\n%s", describe(b))
 				}
 			}

@@ -168,9 +168,8 @@ func (s *Store) Close() error {
 // On a Cluster, charges with different Keys are decided by one script for each Key. The first round
 // sends dry runs to all Keys. If all would grant, the second round charges all Keys. So a denial
 // takes one round trip and a grant takes two, for any number of Keys. Charges that cannot be denied
-// are made last, in one more round trip.
-// A denial takes two if a limit counts denied requests. If the second of them fails, the denial
-// stands, and may not be counted.
+// are made last, in one more round trip. If a limit counts denied requests, a denial takes a second
+// round trip, which counts them. If that one fails, the denial stands, and may not be counted.
 //
 // If other callers charge a Key between the two rounds, the second round may deny the batch. If it
 // does, Decide refunds the other Keys. Such a batch never admits too much. For one round trip,
@@ -211,7 +210,7 @@ func (s *Store) decide(ctx context.Context, list []*batches.Batch) {
 // decideValid decides the call's batches. On a single server, they share scripts.
 func (s *Store) decideValid(ctx context.Context, c *call) {
 	first := c.batches[0]
-	switch isSharded, err := s.prepare(ctx); {
+	switch isSharded, err := s.checkReady(ctx); {
 	case err != nil:
 		batches.Fail(c.batches, err)
 	case len(c.batches) > 1 && (isSharded || s.isUncoalesced):
@@ -223,9 +222,8 @@ func (s *Store) decideValid(ctx context.Context, c *call) {
 	}
 }
 
-// prepare reports whether the server is a Cluster. It returns an error if nothing can be decided
-// now.
-func (s *Store) prepare(ctx context.Context) (isSharded bool, err error) {
+// checkReady returns an error if nothing can be decided now. isSharded is true on a Cluster.
+func (s *Store) checkReady(ctx context.Context) (isSharded bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, s.unavailable(ctx, redisclient.TooLate(err))
 	}

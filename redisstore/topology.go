@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/hashslot"
 	"github.com/penstock/penstock/internal/rediskeys"
 )
 
@@ -68,9 +69,9 @@ const (
 
 // A layout is a reply of CLUSTER SLOTS.
 type layout struct {
-	readAt       time.Time     // when it was read
-	servers      []string      // the addresses of the primaries
-	numberBySlot [slots]uint16 // the index in servers plus 1; 0: no server has the slot
+	readAt       time.Time              // when it was read
+	servers      []string               // the addresses of the primaries
+	numberBySlot [hashslot.Slots]uint16 // the index in servers plus 1; 0: no server has the slot
 }
 
 func (l *layout) server(slot uint16) string {
@@ -177,9 +178,9 @@ func (s *Store) keyOfEachServer(ctx context.Context, name string) (map[string]st
 	}
 	keys := make(map[string]string)
 	// A server may have few slots, so many keys are tried: on average 64 for each slot.
-	for i := 0; len(keys) < len(l.servers) && i < 64*slots; i++ {
+	for i := 0; len(keys) < len(l.servers) && i < 64*hashslot.Slots; i++ {
 		key := fmt.Sprintf("%s{%%@%d}%s", s.keys.Base, i, name)
-		if server := l.server(slotOf([]byte(key))); server != "" && keys[server] == "" {
+		if server := l.server(hashslot.Of([]byte(key))); server != "" && keys[server] == "" {
 			keys[server] = key
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/internal/hashslot"
 )
 
 // A Script decides batches with one sequence of algorithms. This package only compares Scripts with
@@ -35,16 +36,17 @@ type Decider interface {
 // decided in any order.
 //
 // A queued flight is sent, at the latest, when the scripts that were in flight before it have
-// ended. So it waits for at most one round trip, and a decision takes at most two. The exception is
-// that maxFlights are in flight. No time is measured, so a busy server does not look like a distant
-// one. If a server hangs, no script ends, and no further script is sent.
+// ended. So it waits for at most one round trip, and a decision takes at most two, unless maxFlights
+// are in flight. Ended scripts are counted, and no time is measured: replies of a busy server are as
+// late as those of a distant one, but only a distant one needs more scripts. If a server hangs, no
+// script ends, and no further script is sent.
 type Coalescer struct {
 	decider Decider
 
 	mu       sync.Mutex
 	inFlight int         // how many scripts are in flight
 	ended    int         // how many scripts have ended
-	flights  []*Flight   // of the scripts in flight; a script for one caller has none
+	flights  []*Flight   // of the scripts in flight; a script that a caller decides itself has none
 	queue    []*Flight   // the first is sent next
 	timer    *time.Timer // calls wakeExpired; nil until it is needed
 	timerAt  time.Time   // when timer fires; zero: it is stopped
@@ -231,8 +233,8 @@ func (c *Coalescer) takeLocked() *Flight {
 	return f
 }
 
-// next is called when a script has ended. ended is its flight, or nil if it decided one caller's
-// batch. next returns the next flight to send, or nil if there is none. It sends further flights
+// next is called when a script has ended. ended is its flight, or nil if a caller decided the script
+// itself. next returns the next flight to send, or nil if there is none. It sends further flights
 // that are due.
 func (c *Coalescer) next(ended *Flight) (next *Flight) {
 	c.mu.Lock()
@@ -240,7 +242,7 @@ func (c *Coalescer) next(ended *Flight) (next *Flight) {
 	c.flights = slices.DeleteFunc(c.flights, func(f *Flight) bool { return f == ended })
 	c.inFlight--
 	c.ended++
-	// Scripts for one caller do not count here: beside them, a flight of any size is sent.
+	// Scripts that callers decide themselves do not count: beside them, a flight of any size is sent.
 	others := len(c.flights)
 	if !c.shouldSendLocked(others) {
 		return nil
@@ -267,13 +269,10 @@ func (c *Coalescer) run(f *Flight) {
 	}
 }
 
-// slots is how many hash slots a Cluster has.
-const slots = 1 << 14
-
 // Slots has a Coalescer for each slot of a Cluster. Of makes it when it is first needed.
 type Slots struct {
 	decider Decider
-	bySlot  atomic.Pointer[[slots]atomic.Pointer[Coalescer]]
+	bySlot  atomic.Pointer[[hashslot.Slots]atomic.Pointer[Coalescer]]
 }
 
 func NewSlots(d Decider) *Slots { return &Slots{decider: d} }
@@ -281,7 +280,7 @@ func NewSlots(d Decider) *Slots { return &Slots{decider: d} }
 func (s *Slots) Of(slot uint16) *Coalescer {
 	bySlot := s.bySlot.Load()
 	if bySlot == nil {
-		s.bySlot.CompareAndSwap(nil, new([slots]atomic.Pointer[Coalescer]))
+		s.bySlot.CompareAndSwap(nil, new([hashslot.Slots]atomic.Pointer[Coalescer]))
 		bySlot = s.bySlot.Load()
 	}
 	found := bySlot[slot].Load()
@@ -294,25 +293,28 @@ func (s *Slots) Of(slot uint16) *Coalescer {
 
 // Waiting returns how many waiters are queued in all slots.
 func (s *Slots) Waiting() (n int) {
-	if bySlot := s.bySlot.Load(); bySlot != nil {
-		for i := range bySlot {
-			if c := bySlot[i].Load(); c != nil {
-				n += c.Waiting()
-			}
-		}
+	for c := range s.all {
+		n += c.Waiting()
 	}
 	return n
 }
 
 // Flights returns how many scripts of all slots are in flight, and how many are queued.
 func (s *Slots) Flights() (inFlight, queued int) {
+	for c := range s.all {
+		n, m := c.Flights()
+		inFlight, queued = inFlight+n, queued+m
+	}
+	return inFlight, queued
+}
+
+// all iterates over the Coalescers that Of has made.
+func (s *Slots) all(yield func(*Coalescer) bool) {
 	if bySlot := s.bySlot.Load(); bySlot != nil {
 		for i := range bySlot {
-			if c := bySlot[i].Load(); c != nil {
-				n, m := c.Flights()
-				inFlight, queued = inFlight+n, queued+m
+			if c := bySlot[i].Load(); c != nil && !yield(c) {
+				return
 			}
 		}
 	}
-	return inFlight, queued
 }

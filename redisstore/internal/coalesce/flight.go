@@ -113,27 +113,25 @@ func (f *Flight) Join(w *Waiter) bool {
 	for i := range w.Charges {
 		own.tags[i] = w.Charges[i].Plan.Tag()
 	}
-	first, isKnown := f.firstOfSeries[own]
-	if !isKnown {
-		i := f.addRequest(w)
-		if i >= 0 {
-			f.firstOfSeries[own] = i
-			f.requests[i].isFirst = true
+	last := -1 // the last request of the series; -1: there is none
+	if first, isKnown := f.firstOfSeries[own]; isKnown {
+		for i := first; i >= 0; i = f.requests[i].next {
+			if areEqual(f.requests[i].Charges, w.Charges) {
+				return f.joinRequest(w, i)
+			}
+			last = i
 		}
-		return i >= 0
-	}
-	last := first
-	for i := first; i >= 0; i = f.requests[i].next {
-		if areEqual(f.requests[i].Charges, w.Charges) {
-			return f.joinRequest(w, i)
-		}
-		last = i
 	}
 	i := f.addRequest(w)
-	if i >= 0 {
+	switch {
+	case i < 0:
+		return false
+	case last < 0:
+		f.firstOfSeries[own], f.requests[i].isFirst = i, true
+	default:
 		f.requests[last].next = i
 	}
-	return i >= 0
+	return true
 }
 
 // joinRecent adds a waiter if its batch equals the recent request, and if the flight has room. If
