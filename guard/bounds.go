@@ -47,7 +47,7 @@ func (o Options) Bounds(plan *penstock.Plan) []Bound {
 	}
 	if p := split.PartsOf(plan.Limit(), b.settings.SplitInto); p != nil {
 		all = append(all, Bound{"split", 0, fmt.Sprintf("no more: each of %d counters has a part; if the limit was larger before, up to %s more until they have drained",
-			p.N(), units(plan.Capacity()-p.MinUnits))})
+			p.Len(), units(plan.Capacity()-p.MinUnits))})
 	}
 	if o.DenyCacheTTL >= 0 && b.settings.DenyCacheTTL >= 0 && !plan.Algorithm().NeedsHolder() && !plan.CountsDenied() {
 		all = append(all, b.denyCacheBound())

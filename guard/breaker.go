@@ -230,9 +230,9 @@ type slotCounts struct {
 	failures int // those of them that count as failures
 }
 
-// A ticket records when a call began: in which generation of the circuit, in which slot of the
+// A callStart is when a call began: in which generation of the circuit, in which slot of the
 // window, and after how many failures.
-type ticket struct {
+type callStart struct {
 	generation    int
 	slot          int64
 	totalFailures int
@@ -340,8 +340,8 @@ func (c *circuit) watch(charges []penstock.Charge) {
 	})
 }
 
-// begin returns a ticket for a list of n calls, and how many of them may pass.
-func (c *circuit) begin(n int) (t ticket, passing int) {
+// begin returns the callStart of a list of n calls, and how many of them may pass.
+func (c *circuit) begin(n int) (t callStart, passing int) {
 	slot := int64(time.Since(c.start) / (rateWindow / rateSlots))
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -355,11 +355,11 @@ func (c *circuit) begin(n int) (t ticket, passing int) {
 		n = min(n, probesToClose-c.inFlight)
 		c.inFlight += n
 	}
-	return ticket{c.generation, slot, c.totalFailures}, n
+	return callStart{c.generation, slot, c.totalFailures}, n
 }
 
 // end records the result of a call, as classify returned it.
-func (c *circuit) end(t ticket, result error) {
+func (c *circuit) end(t callStart, result error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if t.generation != c.generation {
@@ -408,7 +408,8 @@ func (c *circuit) countLocked(slot int64, failed, failures int) {
 	w.failures += failures
 }
 
-// failsOftenLocked reports whether half of the calls that began in the window have failed.
+// failsOftenLocked reports whether enough of the calls that began in the window have failed: see
+// rateWindow.
 func (c *circuit) failsOftenLocked() bool {
 	calls, failed, failures := 0, 0, 0
 	oldest := int64(time.Since(c.start)/(rateWindow/rateSlots)) - rateSlots + 1

@@ -2,6 +2,7 @@ package guard
 
 import (
 	"math/bits"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -48,7 +49,7 @@ func (e *denial) covers(q *denyQuery, charges []penstock.Charge, demands *demand
 				return false
 			}
 		case demands.of(c.Plan).exceeds(p.demand):
-			return false // smaller requests than those that the denial allowed for may be granted
+			return false // other requests may be granted: smaller or more patient ones than the denial reckoned with
 		case !p.answersAllCosts && (cost != p.cost || patience != p.patience):
 			return false
 		case p.answersAllCosts && cost <= p.status.Remaining:
@@ -59,12 +60,7 @@ func (e *denial) covers(q *denyQuery, charges []penstock.Charge, demands *demand
 }
 
 func (e *denial) isNever() bool {
-	for i := range e.charges {
-		if e.charges[i].status.RetryAfter == penstock.Never {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(e.charges, func(p deniedCharge) bool { return p.status.RetryAfter == penstock.Never })
 }
 
 // answer writes the decision on charges that the denial covers to *d, counted down to now, which is
@@ -72,7 +68,7 @@ func (e *denial) isNever() bool {
 func (e *denial) answer(now int64, charges []penstock.Charge, d *penstock.Decision) (ok bool) {
 	elapsed := time.Duration(now - e.answeredAt).Truncate(time.Microsecond)
 	if len(e.charges) == 1 {
-		status, ok := e.charges[0].after(elapsed, &charges[0])
+		status, ok := e.charges[0].statusAfter(elapsed, &charges[0])
 		if !ok {
 			return false
 		}
@@ -80,7 +76,7 @@ func (e *denial) answer(now int64, charges []penstock.Charge, d *penstock.Decisi
 	} else {
 		statuses := make([]penstock.Status, len(e.charges))
 		for i := range e.charges {
-			if statuses[i], ok = e.charges[i].after(elapsed, &charges[i]); !ok {
+			if statuses[i], ok = e.charges[i].statusAfter(elapsed, &charges[i]); !ok {
 				return false
 			}
 		}
@@ -90,9 +86,9 @@ func (e *denial) answer(now int64, charges []penstock.Charge, d *penstock.Decisi
 	return true
 }
 
-// after returns the status that a charge gets when this time has passed since the store's answer.
-// ok is false if the charge would be granted by then.
-func (p *deniedCharge) after(elapsed time.Duration, c *penstock.Charge) (s penstock.Status, ok bool) {
+// statusAfter returns the status that a charge gets when this time has passed since the store's
+// answer. ok is false if the charge would be granted by then.
+func (p *deniedCharge) statusAfter(elapsed time.Duration, c *penstock.Charge) (s penstock.Status, ok bool) {
 	s = p.status
 	s.ResetAfter = max(s.ResetAfter-elapsed, 0)
 	if s.RetryAfter == 0 {

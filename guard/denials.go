@@ -2,6 +2,7 @@ package guard
 
 import (
 	"hash/maphash"
+	"math"
 	"math/bits"
 	"sync"
 	"sync/atomic"
@@ -17,7 +18,9 @@ type denials struct {
 	seeds [2]maphash.Seed
 	sets  []denialSet
 
-	entries, remembered, evicted atomic.Int64 // denyStats
+	entries    atomic.Int64 // denials in the cache now, including those that have ended
+	remembered atomic.Int64 // denials that were stored since the start
+	evicted    atomic.Int64 // denials that were replaced by others before they ended
 }
 
 const placesPerSet = 8 // each for one denial
@@ -82,12 +85,13 @@ func (t *denials) put(e *denial, q *denyQuery, charges []penstock.Charge, demand
 	s := t.set(e.key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	place, placeEnds := 0, int64(1<<63-1) // the place of the entry that ends first, and its end; an empty place ends at -1
+	const empty = -1
+	place, placeEnds := 0, int64(math.MaxInt64) // the entry that ends first, or the first empty place
 	for i := range s.places {
 		old := s.places[i].Load()
 		if old == nil {
-			if placeEnds >= 0 {
-				place, placeEnds = i, -1
+			if placeEnds != empty {
+				place, placeEnds = i, empty
 			}
 			continue
 		}

@@ -3,6 +3,7 @@ package guard
 import (
 	"cmp"
 	"context"
+	"math"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -49,9 +50,8 @@ type DenyOptions struct {
 // A cached denial is correct: the store would deny too, because other charges only take units away.
 // The exceptions below end when the denial is MaxAge old:
 //
-//   - Units are returned without this guard: by a Refund or Reset of another instance, by a batch
-//     over several slots of a Cluster that fails, or by a Lease, which returns units that it did
-//     not spend.
+//   - Units are returned without this guard. Another instance sends a Refund or Reset, a batch over
+//     several slots of a Cluster fails, or a Lease returns units that it did not spend.
 //   - A Refund or Reset through this guard takes effect in the store although its answer was lost.
 //   - The store loses data, or its clock jumps ahead.
 //   - A limit with another Count or Period shares the counter, as tiers do. When that limit grants
@@ -63,9 +63,9 @@ type DenyOptions struct {
 // The numbers of a cached denial have these exceptions, which end with the denial:
 //
 //   - RetryAfter is too long by at most the time that the answer was in flight, or 1 µs too short.
-//   - RetryAfter is too short if another instance has used Force, or has granted a request of a
-//     smaller cost or a longer Patience than any request of this instance. The same holds if
-//     another instance has granted a request of another tier that uses the counter.
+//   - RetryAfter is too short if another instance has used Force, or has granted a request of
+//     another tier that uses the counter. So is it if the other instance has granted a request of
+//     a smaller cost or a longer Patience than any request here.
 //   - Remaining of a SlidingWindow, SlidingLog or SubWindow does not count units that have come
 //     back since, but are too few for the request.
 //   - RetryAfter of a split limit is that of the answer.
@@ -119,7 +119,7 @@ type denyCache struct {
 	start              time.Time     // now counts from here
 	table              *denials
 	demands            *demands
-	waited             atomic.Int64 // denyStats.Waited
+	waited             atomic.Int64 // requests that waited for the answer to another
 }
 
 // newDenyCache makes a denyCache around a store. It starts no goroutine and needs no Close.
@@ -143,7 +143,7 @@ func (d *denyCache) Decide(ctx context.Context, charges []penstock.Charge) (pens
 	if next == isDecided {
 		return b.Decision, b.Err
 	}
-	return batches.Func(func(ctx context.Context, one []*batches.Batch) { d.do(ctx, next, query[:], one) }).Decide(ctx, charges)
+	return batches.Func(func(ctx context.Context, one []*batches.Batch) { d.take(ctx, next, query[:], one) }).Decide(ctx, charges)
 }
 
 func (d *denyCache) decide(ctx context.Context, list []*batches.Batch) {
@@ -152,11 +152,11 @@ func (d *denyCache) decide(ctx context.Context, list []*batches.Batch) {
 		return
 	}
 	var query [1]denyQuery
-	d.do(ctx, d.lookUp(ctx, &query[0], list[0]), query[:], list)
+	d.take(ctx, d.lookUp(ctx, &query[0], list[0]), query[:], list)
 }
 
-// do carries out the step that a look-up has returned, for a list of one batch.
-func (d *denyCache) do(ctx context.Context, next step, query []denyQuery, one []*batches.Batch) {
+// take takes the step that a look-up has returned, for a list of one batch.
+func (d *denyCache) take(ctx context.Context, next step, query []denyQuery, one []*batches.Batch) {
 	switch next {
 	case toSend:
 		d.send(ctx, query, one)
@@ -220,9 +220,8 @@ func (d *denyCache) lookUp(ctx context.Context, q *denyQuery, b *batches.Batch) 
 	return isDecided
 }
 
-// send sends a list to the store, and caches denials. It drops the denials of the counters that a
-// Refund, Reset or Force changes, before the caller gets the answer, even if the answer is an
-// error.
+// send sends a list to the store, and caches denials. If a Refund, Reset or Force changes counters,
+// it drops their denials before the caller gets the answer, even if that is an error.
 func (d *denyCache) send(ctx context.Context, queries []denyQuery, list []*batches.Batch) {
 	if d.deadlines != nil {
 		bounded, isOwn := d.deadlineOf(ctx, &queries[0])
@@ -259,19 +258,6 @@ func (d *denyCache) deadlineOf(ctx context.Context, q *denyQuery) (bounded *dead
 		return d.deadlines.Of(ctx)
 	}
 	return d.deadlines.OfSince(ctx, d.start.Add(time.Duration(q.sentAt)))
-}
-
-type denyStats struct {
-	Entries    int64 // denials in the cache now, including those that have ended
-	Remembered int64 // denials that were stored since the start
-	Evicted    int64 // denials that were replaced by others before they ended
-	Waited     int64 // requests that waited for the answer to another
-}
-
-// Stats returns the counts until now.
-func (d *denyCache) Stats() denyStats {
-	t := d.table
-	return denyStats{Entries: t.entries.Load(), Remembered: t.remembered.Load(), Evicted: t.evicted.Load(), Waited: d.waited.Load()}
 }
 
 // A denyQuery is what a look-up of a batch needs, taken before the batch is sent to the store.
@@ -376,7 +362,7 @@ func (d *denyCache) remember(q *denyQuery, charges []penstock.Charge, decision *
 	if decision.Len() != len(charges) {
 		return
 	}
-	const noEnd = 1<<63 - 1
+	const noEnd = math.MaxInt64
 	e := &denial{key: q.key, version: q.version, validUntil: noEnd, answeredAt: d.now()}
 	e.charges = e.single[:0]
 	for i := range charges {

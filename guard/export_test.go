@@ -40,3 +40,17 @@ func NewLease(store penstock.Store, s LeaseSetup) *Lease { return lease.New(stor
 
 // Draws returns how many draws the leases have sent.
 func (g *Guarded) Draws() int64 { return g.lease.Stats().Draws }
+
+// A denyStats has counts of a denyCache.
+type denyStats struct {
+	Entries    int64 // denials in the cache now, including those that have ended
+	Remembered int64 // denials that were stored since the start
+	Evicted    int64 // denials that were replaced by others before they ended
+	Waited     int64 // requests that waited for the answer to another
+}
+
+// Stats returns the counts until now.
+func (d *denyCache) Stats() denyStats {
+	t := d.table
+	return denyStats{Entries: t.entries.Load(), Remembered: t.remembered.Load(), Evicted: t.evicted.Load(), Waited: d.waited.Load()}
+}

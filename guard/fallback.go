@@ -55,9 +55,9 @@ type FallbackOptions struct {
 //
 // The share of a limit is its Count and Burst divided by n, rounded up, where n is Instances. The
 // shares of n instances exceed the limit by at most n-1 units. (Of a bucket, only the Burst is
-// rounded. The rate is divided exactly.) If m instances run while the store is down, and each
-// counts n Instances, then together they admit, in any interval, at most m/n of what the limit
-// allows in this interval, plus fewer than m units (of a window: in each window).
+// rounded. The rate is divided exactly.) Suppose that m instances run while the store is down, and
+// each counts n Instances. In any interval, all of them admit at most m/n of what the limit allows,
+// plus fewer than m units (for a window: in each window).
 //
 // While the store answers, its grants are charged to the local memory too. So an instance enters an
 // outage with its own recent use. A bucket remembers at most twice its share as used. So an
@@ -133,13 +133,12 @@ func (f *fallback) decide(ctx context.Context, list []*batches.Batch) {
 
 // finish decides a batch if the store has not.
 func (f *fallback) finish(ctx context.Context, b *batches.Batch) {
-	if b.Err == nil {
-		if b.Decision.Allowed {
-			f.mirrorToLocal(b.Charges, &b.Decision)
-		}
-		return
-	}
 	switch {
+	case b.Err == nil && b.Decision.Allowed:
+		f.mirrorToLocal(b.Charges, &b.Decision)
+		return
+	case b.Err == nil:
+		return
 	case !errors.Is(b.Err, penstock.ErrUnavailable):
 	case deadline.CallerErr(ctx) == context.Canceled:
 		b.Err = context.Canceled
@@ -149,6 +148,7 @@ func (f *fallback) finish(ctx context.Context, b *batches.Batch) {
 	f.holds.noteUndecided(b.Charges, b.Err == nil && b.Decision.Allowed)
 }
 
+// mirrorToLocal makes what the store has granted count in the local memory too.
 func (f *fallback) mirrorToLocal(charges []penstock.Charge, d *penstock.Decision) {
 	if f.options.Limits == nil && f.options.OnFailure != FailLocal {
 		return

@@ -38,8 +38,8 @@ const (
 )
 
 // holds is a guard that corrects the holds of Concurrency limits in the store after an outage. It
-// keeps a hold that the store has granted, may have granted, or should have because Fallback has
-// granted it, until the hold is refunded or has expired.
+// knows the holds that the store has granted or may have granted, and those that Fallback has
+// granted. It forgets a hold that is refunded or has expired.
 //
 // holds returns a hold to the store if the store did not get its Refund. Otherwise its slots would
 // be in use until its Period ends, long after the store answers again. A hold is returned in the
@@ -427,8 +427,8 @@ func (s *holds) reportReturned() {
 	}
 }
 
-// tryDue tries up to triesPerPass returns and retakes that are due by a time. It returns how many
-// these are.
+// tryDue tries the returns and retakes that are due by a time, at most triesPerPass. It returns how
+// many it tried.
 func (s *holds) tryDue(ctx context.Context, by time.Time) int {
 	due, list := s.takeDue(by)
 	if len(due) == 0 {

@@ -81,11 +81,11 @@ func (o *observer) observe(ctx context.Context, b *batches.Batch, latency time.D
 		e.Allowed, e.Source = d.Allowed, d.Source
 	}
 	if len(charges) > 0 {
-		of := &charges[0]
+		named := &charges[0]
 		if len(charges) > 1 && err == nil && len(charges) == d.Len() {
-			of = &charges[d.Strictest()]
+			named = &charges[d.Strictest()]
 		}
-		e.Plan, e.Key = of.Plan, of.Key
+		e.Plan, e.Key = named.Plan, named.Key
 	}
 	o.report(e)
 }

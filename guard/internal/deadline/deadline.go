@@ -40,7 +40,7 @@ func (t *Set) Of(ctx context.Context) (d *Context, isOwn bool) {
 	if d := From(ctx); d != nil {
 		return d, false
 	}
-	return t.make(ctx, now()), true
+	return t.newContext(ctx, now()), true
 }
 
 // OfSince is Of for a decision that began at the given time, which has a monotonic reading. It does
@@ -49,10 +49,10 @@ func (t *Set) OfSince(ctx context.Context, began time.Time) (d *Context, isOwn b
 	if d := From(ctx); d != nil {
 		return d, false
 	}
-	return t.make(ctx, began.Sub(start)), true
+	return t.newContext(ctx, began.Sub(start)), true
 }
 
-func (t *Set) make(ctx context.Context, began time.Duration) *Context {
+func (t *Set) newContext(ctx context.Context, began time.Duration) *Context {
 	t.stalls.begin()
 	at := began + min(t.After, maxDuration)
 	if b, ok := ctx.Value(answerByKey{}).(*answerBy); ok {
@@ -218,12 +218,11 @@ func (d *Context) closeLocked() {
 func (d *Context) Err() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	before := d.err
-	err := d.errLocked()
-	if before == nil && err != nil {
+	hadEnded := d.err != nil
+	if d.errLocked() != nil && !hadEnded {
 		d.closeLocked()
 	}
-	return err
+	return d.err
 }
 
 // errLocked returns why the context has ended, or nil. Once set, the error never changes.

@@ -78,10 +78,10 @@ func (w *waiters) removeWaiterLocked(k *leasedKey, cost int64) {
 // brought too little, the next draw is tried after a pause, and not with each request.
 const prefetchPauses = 16
 
-// canPrefetch reports whether the next block may be drawn in advance. It may if at most 30 % of the
-// last block is left, no draw is in flight, and the pause after a failed draw in advance is over.
+// canPrefetch reports whether the next block may be drawn in advance.
 func (p *pool) canPrefetch(now time.Duration) bool {
-	return p.left()*10 <= p.blockSize*3 && p.draw == nil && now >= p.noPrefetchUntil
+	isLow := p.left()*10 <= p.blockSize*3 // at most 30 % of the last block is left
+	return isLow && p.draw == nil && now >= p.noPrefetchUntil
 }
 
 // beginLeased decides a batch of a.key from what is leased. If the leased units do not suffice, it
@@ -196,8 +196,8 @@ func (l *Store) decideLate(ctx context.Context, one []*batches.Batch) {
 	}
 }
 
-// drawLocked starts a draw that fills the pool up to a block. It returns nil if so few units are
-// not worth a draw, or if the block is too small for the cost.
+// drawLocked starts a draw that fills the pool up to a block. It returns nil if none may start, if
+// so few units are not worth a draw, or if the block is too small for the cost.
 func (l *Store) drawLocked(ctx context.Context, k *leasedKey, p *pool, now time.Duration, cost int64) *draw {
 	hasFreeBlock := p.blocks[0].left == 0 || p.blocks[1].left == 0
 	if k.callerRefunds > 0 || now < p.bypassUntil || !hasFreeBlock {
@@ -206,8 +206,11 @@ func (l *Store) drawLocked(ctx context.Context, k *leasedKey, p *pool, now time.
 	block := l.blockSizeOf(p, now)
 	size := block - p.held()
 	isCostTooLarge := 2*cost > block-p.returning // more than half a block
-	if block < MinBlock || size < 1 || isCostTooLarge || k.isSharedLocked(p) || !l.startWork() {
+	if block < MinBlock || size < 1 || isCostTooLarge || k.isSharedLocked(p) {
 		return nil
+	}
+	if !l.startWork() {
+		return nil // closed
 	}
 	pending := &draw{done: make(chan struct{}), blockUnits: size}
 	p.draw, p.blockSize = pending, block
@@ -215,8 +218,8 @@ func (l *Store) drawLocked(ctx context.Context, k *leasedKey, p *pool, now time.
 	return pending
 }
 
-// blockSizeOf returns the size of a block that the pool draws now. The size is the demand of half
-// the time for which the block may be spent, or 0 if so few units are not worth a draw.
+// blockSizeOf returns the size of a block that the pool draws now: the demand of half the time for
+// which the block may be spent. It returns 0 if so few units are not worth a draw.
 func (l *Store) blockSizeOf(p *pool, now time.Duration) int64 {
 	demand := int64(min(p.demand*float64(p.spendableFor(l.life, now))/float64(l.life), penstock.MaxCost))
 	most := int64(penstock.MaxCost)
@@ -340,11 +343,11 @@ func (l *Store) receiveLocked(
 	if l.isClosed.Load() || now >= b.expires || p.blocks[1].left > 0 {
 		return l.removeBlockLocked(k, p, &b, now, refunds)
 	}
-	free := 0
-	if p.blocks[0].left > 0 {
-		free = 1
+	free := &p.blocks[0]
+	if free.left > 0 {
+		free = &p.blocks[1]
 	}
-	p.blocks[free] = b
+	*free = b
 	if pending.waitersBefore.brought == pending.waitersBefore.needs {
 		pending.waitersAfter.brought = min(pending.waitersAfter.needs, k.spendableLocked(p, now))
 		k.spendLocked(p, now, pending.waitersAfter.brought)

@@ -89,9 +89,9 @@ func (t *keyTable) removeIfLocked(isGone func(*leasedKey) bool) {
 // little time.
 const examinedCells = 8
 
-// A unitCount counts the units that a name without a leased key has requested. From the high bits
-// down, it has 32 bits of the name's hash, 16 bits of the number of the Life in which the count
-// began, and 16 bits of units.
+// A unitCount counts the units that a name without a leased key has requested. From the highest bit
+// on it has: 32 bits of the name's hash, 16 of the number of the Life in which the count began, and
+// 16 of units.
 type unitCount uint64
 
 const maxUnits = 1<<16 - 1

@@ -55,7 +55,7 @@ func TestPartsOfALimit(t *testing.T) {
 		for shard, plan := range p.plans {
 			units, whole = append(units, plan.Capacity()), append(whole, p.unitsOf(shard))
 		}
-		if !slices.Equal(units, row.units) || !slices.Equal(whole, row.units) || p.N() != len(units) || p.MinUnits != slices.Min(units) {
+		if !slices.Equal(units, row.units) || !slices.Equal(whole, row.units) || p.Len() != len(units) || p.MinUnits != slices.Min(units) {
 			t.Errorf("%s: the parts have %d units, by unitsOf %d, and the smallest has %d; want %d", row.name, units, whole, p.MinUnits, row.units)
 		}
 		if p.capacity != row.limit.MustCompile().Capacity() || p.hasHolds != (row.name == "slots") {
@@ -69,7 +69,7 @@ func TestPartsOfALimit(t *testing.T) {
 func TestLimitIsSplitIntoFewerParts(t *testing.T) {
 	limit := penstock.Limit{Name: "l", Count: 6, Period: 8 * 365 * 24 * time.Hour, Burst: 40}
 	p := PartsOf(limit, 4)
-	if p == nil || p.N() != 3 || p.plans[0].Capacity() != 14 || p.plans[2].Capacity() != 13 || p.MinUnits != 13 {
+	if p == nil || p.Len() != 3 || p.plans[0].Capacity() != 14 || p.plans[2].Capacity() != 13 || p.MinUnits != 13 {
 		t.Errorf("the parts are %+v; want three of 14, 13 and 13 units", p)
 	}
 }

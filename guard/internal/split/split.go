@@ -151,7 +151,7 @@ func (b *splitBatch) begin(s *store, charges []penstock.Charge, firstSplit int, 
 			continue
 		}
 		p.firstIndex, p.tried, p.shortestRetry, p.strategy = p.parts.firstShard(c), 0, penstock.Never, oneShard
-		clear(p.remaining[:p.parts.N()])
+		clear(p.remaining[:p.parts.Len()])
 		if c.Receipt != 0 {
 			p.readReceipt(c.Receipt)
 		}
@@ -286,7 +286,7 @@ func (b *splitBatch) sendBatch(ctx context.Context) (penstock.Decision, error) {
 func (b *splitBatch) chargeAllShards(ctx context.Context, i int, mode penstock.Mode) error {
 	p := &b.states[i]
 	b.clearBatch()
-	for shard := range p.parts.N() {
+	for shard := range p.parts.Len() {
 		b.addCharge(i, shard, mode, p.shardCosts[shard])
 	}
 	d, err := b.sendBatch(ctx)
@@ -294,7 +294,7 @@ func (b *splitBatch) chargeAllShards(ctx context.Context, i int, mode penstock.M
 		return err
 	}
 	p.status = penstock.Status{}
-	for shard := range p.parts.N() {
+	for shard := range p.parts.Len() {
 		p.addStatus(d.Status(shard), shard)
 	}
 	return nil
@@ -330,7 +330,7 @@ func (p *chargeState) writeReceipt() {
 func (p *chargeState) readReceipt(receipt int64) {
 	const ofNoCharge = 1
 	shard := int(receipt & (1<<shardBits - 1))
-	if receipt&splitReceipt == 0 || shard >= p.parts.N() && shard != allShards {
+	if receipt&splitReceipt == 0 || shard >= p.parts.Len() && shard != allShards {
 		p.receipt, p.grantingShard = ofNoCharge, p.firstIndex
 		return
 	}
@@ -345,14 +345,14 @@ func (b *splitBatch) peekShards(ctx context.Context, i int, cost int64) error {
 	p := &b.states[i]
 	fitsOneShard := cost <= p.parts.MinUnits
 	if fitsOneShard {
-		for shard := range p.parts.N() {
+		for shard := range p.parts.Len() {
 			p.shardCosts[shard] = cost
 		}
 	} else {
 		p.spreadEqually(cost)
 	}
 	b.clearBatch()
-	for shard := range p.parts.N() {
+	for shard := range p.parts.Len() {
 		b.addCharge(i, shard, penstock.Peek, p.shardCosts[shard])
 	}
 	d, err := b.sendBatch(ctx)
@@ -361,7 +361,7 @@ func (b *splitBatch) peekShards(ctx context.Context, i int, cost int64) error {
 	}
 	p.status = penstock.Status{}
 	soonest := d.Status(0)
-	for shard := range p.parts.N() {
+	for shard := range p.parts.Len() {
 		s := d.Status(shard)
 		p.addStatus(s, shard)
 		if cmp.Or(cmp.Compare(s.RetryAfter, soonest.RetryAfter), cmp.Compare(s.Wait, soonest.Wait)) < 0 {
@@ -384,7 +384,7 @@ func (p *chargeState) canGrantTogether(cost int64) bool {
 }
 
 func (p *chargeState) sumRemaining() (sum int64) {
-	for _, left := range p.remaining[:p.parts.N()] {
+	for _, left := range p.remaining[:p.parts.Len()] {
 		sum += left
 	}
 	return sum
@@ -510,7 +510,7 @@ func (b *splitBatch) addSpend(i int) {
 			added.Patience = 0
 		}
 	default:
-		for shard := range p.parts.N() {
+		for shard := range p.parts.Len() {
 			added := b.addCharge(i, shard, c.Mode, p.shardCosts[shard])
 			if p.strategy != oneShardWaiting {
 				added.Patience = 0
@@ -523,7 +523,7 @@ func (p *chargeState) usesOneShard(c *penstock.Charge) bool {
 	return p.strategy == oneShard || p.strategy == oneShardWaiting && (c.Mode == penstock.Draw || c.Cost <= p.parts.MinUnits)
 }
 
-func (p *chargeState) currentShard() int { return (p.firstIndex + p.tried) % p.parts.N() }
+func (p *chargeState) currentShard() int { return (p.firstIndex + p.tried) % p.parts.Len() }
 
 func (b *splitBatch) readStatuses(d *penstock.Decision) {
 	for k := 0; k < len(b.outgoing); {
@@ -538,7 +538,7 @@ func (b *splitBatch) readStatuses(d *penstock.Decision) {
 			k++
 		default:
 			p.status = penstock.Status{}
-			for range p.parts.N() {
+			for range p.parts.Len() {
 				p.addStatus(d.Status(k), b.shardIndex[k])
 				k++
 			}
@@ -562,9 +562,9 @@ func (p *chargeState) readStatus(s penstock.Status, shard int, cost int64) {
 		}
 		s.RetryAfter = p.shortestRetry
 	}
-	n := int64(p.parts.N())
+	n := int64(p.parts.Len())
 	p.isConfirmed = false
-	if s.RetryAfter != 0 && (p.tried == p.parts.N()-1 || p.strategy == oneShardWaiting) {
+	if s.RetryAfter != 0 && (p.tried == p.parts.Len()-1 || p.strategy == oneShardWaiting) {
 		p.isConfirmed = !p.canGrantTogether(cost)
 		s.Remaining = p.sumRemaining()
 	} else {
@@ -592,7 +592,7 @@ func (p *chargeState) tryNext(c *penstock.Charge) bool {
 	switch {
 	case p.parts == nil || p.strategy == oneShardWaiting:
 		return false
-	case p.strategy == oneShard && p.tried < p.parts.N()-1:
+	case p.strategy == oneShard && p.tried < p.parts.Len()-1:
 		p.tried++
 		return true
 	case p.strategy != byRemaining && c.Mode == penstock.Spend && c.Cost > 1 && p.canGrantTogether(c.Cost):
@@ -616,7 +616,7 @@ func (b *splitBatch) skipShard(err error) (hasMoved bool) {
 		return false
 	}
 	p := &b.states[0]
-	if isLastShard := p.tried == p.parts.N()-1; isLastShard || p.strategy != oneShard {
+	if isLastShard := p.tried == p.parts.Len()-1; isLastShard || p.strategy != oneShard {
 		return false
 	}
 	p.tried++
@@ -668,7 +668,7 @@ func (b *splitBatch) chargeOneShard(ctx context.Context, i int, mode penstock.Mo
 func (b *splitBatch) releaseHold(ctx context.Context, i int) error {
 	p, cost := &b.states[i], b.charges[i].Cost
 	released := int64(0)
-	for ; p.tried < p.parts.N() && released < cost; p.tried++ {
+	for ; p.tried < p.parts.Len() && released < cost; p.tried++ {
 		granted, err := b.chargeOneShard(ctx, i, penstock.Refund, cost-released)
 		if err != nil {
 			return err
@@ -693,7 +693,7 @@ func (b *splitBatch) refundExactly(ctx context.Context, i int) error {
 		return err
 	}
 	returned, last := p.status.Granted, p.status
-	for ; p.tried < p.parts.N() && returned < c.Cost; p.tried++ {
+	for ; p.tried < p.parts.Len() && returned < c.Cost; p.tried++ {
 		granted, err := b.chargeOneShard(ctx, i, c.Mode, c.Cost-returned)
 		if err != nil {
 			return err
@@ -725,8 +725,8 @@ func (b *splitBatch) forceCharge(ctx context.Context, i int) error {
 // The next functions set the costs of a charge at all its shards.
 
 func (p *chargeState) spreadEqually(cost int64) {
-	for shard := range p.parts.N() {
-		p.shardCosts[shard] = partOf(cost, p.parts.N(), shard)
+	for shard := range p.parts.Len() {
+		p.shardCosts[shard] = partOf(cost, p.parts.Len(), shard)
 	}
 }
 
@@ -738,7 +738,7 @@ func (p *chargeState) spreadByRemaining(cost int64) {
 // spread takes from each shard what available returns, beginning with the first. The rest is
 // divided equally.
 func (p *chargeState) spread(cost int64, available func(shard int) int64) {
-	n := p.parts.N()
+	n := p.parts.Len()
 	for k := range n {
 		shard := (p.firstIndex + k) % n
 		p.shardCosts[shard] = min(cost, available(shard))
@@ -770,20 +770,20 @@ type Parts struct {
 	hasHolds bool
 }
 
-func (p *Parts) N() int { return len(p.plans) }
+func (p *Parts) Len() int { return len(p.plans) }
 
-func (p *Parts) unitsOf(shard int) int64 { return partOf(p.capacity, p.N(), shard) }
+func (p *Parts) unitsOf(shard int) int64 { return partOf(p.capacity, p.Len(), shard) }
 
 func (p *Parts) firstShard(c *penstock.Charge) int {
 	if !p.hasHolds {
-		return rand.IntN(p.N())
+		return rand.IntN(p.Len())
 	}
 	const offset, prime = 2166136261, 16777619 // FNV-1a with 32 bits; all instances must find the same shard
 	h := uint32(offset)
 	for i := 0; i < len(c.Holder); i++ {
 		h = (h ^ uint32(c.Holder[i])) * prime
 	}
-	return int(h % uint32(p.N()))
+	return int(h % uint32(p.Len()))
 }
 
 // partOf returns the i-th of n parts of a whole. The parts differ by at most 1, and the larger ones

@@ -17,7 +17,7 @@ func TestReusedBatchKnowsNothingOfTheOneBefore(t *testing.T) {
 	s, b := new(store), new(splitBatch)
 	b.begin(s, charges, 0, parts)
 	p := &b.states[0]
-	for shard := range parts.N() {
+	for shard := range parts.Len() {
 		p.addStatus(penstock.Status{Remaining: 25}, shard)
 	}
 	if left := p.sumRemaining(); left != 100 {
