@@ -158,8 +158,8 @@ func assigns(text, name string) bool {
 	return false
 }
 
-// noteAmbiguous records why the request is malformed. The text contains nothing that the client
-// sent, because that may be a secret.
+// noteAmbiguous records why the request is malformed: the first reason counts. The text contains
+// nothing that the client sent, because that may be a secret.
 func (q *request) noteAmbiguous(why string) {
 	if q.ambiguous == "" {
 		q.ambiguous = why + "; send it once, plainly written"
@@ -282,5 +282,5 @@ func explainAmbiguousToken(text string) string {
 
 // isOutsideBearer reports whether a bearer token cannot contain a character (RFC 6750, 2.1).
 func isOutsideBearer(r rune) bool {
-	return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || strings.ContainsRune("-_.~+/", r))
+	return !syntax.IsAlphanumeric(r) && !strings.ContainsRune("-_.~+/", r)
 }

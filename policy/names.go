@@ -4,6 +4,8 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+
+	"github.com/penstock/penstock/internal/syntax"
 )
 
 // Some servers change the names of headers, cookies and parameters before an application reads
@@ -68,9 +70,7 @@ func (n *readNames) hasHeader(name string) bool {
 // lengthBit returns a bit that is the same for names of equal length.
 func lengthBit(name string) uint64 { return 1 << (len(name) % 64) }
 
-func isSeparator(r rune) bool {
-	return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9')
-}
+func isSeparator(r rune) bool { return !syntax.IsAlphanumeric(r) }
 
 // findAlias returns the header of the policy that some servers read if a request has a header with
 // this name. It returns nil if there is none, or if the policy reads this very name.
@@ -91,8 +91,8 @@ func (n *readNames) findAlias(name string) *Source {
 	return found
 }
 
-// isReadAs reports whether two names are equal if every byte that is no letter or digit is read as
-// a dash, and if the case of letters does not matter.
+// isReadAs reports whether two names are equal for servers that ignore case and read every byte
+// that is no letter or digit as a dash.
 func isReadAs(a, b string) bool {
 	if len(a) != len(b) {
 		return false

@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"fmt"
 	"net/url"
+	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/penstock/penstock/internal/syntax"
 )
 
 // Paths defines how the paths of requests are read before rules are matched. Every spelling of a
@@ -225,8 +228,7 @@ func badPath(escaped string, at, end int, what string) error {
 // pchar are the bytes that need no escape in a segment, as RFC 3986 defines pchar.
 var pchar = func() (t [256]bool) {
 	for c := range t {
-		t[c] = c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' ||
-			c < utf8.RuneSelf && strings.IndexByte("-._~!$&'()*+,;=:@", byte(c)) >= 0
+		t[c] = syntax.IsAlphanumeric(rune(c)) || strings.IndexByte("-._~!$&'()*+,;=:@", byte(c)) >= 0
 	}
 	return t
 }()
@@ -250,11 +252,11 @@ func decodeByte(s string) (c byte, width int) {
 	if len(s) < encodedLength {
 		return 0, 0
 	}
-	high, low := decodeHex(s[1]), decodeHex(s[2])
-	if high < 0 || low < 0 {
+	n, err := strconv.ParseUint(s[1:encodedLength], 16, 8)
+	if err != nil {
 		return 0, 0
 	}
-	return byte(high<<4 | low), encodedLength
+	return byte(n), encodedLength
 }
 
 // decodeRune reads the character at the start of s, whose bytes may be percent-encoded. It also
@@ -280,17 +282,4 @@ func decodeRune(s string) (r rune, width int) {
 func appendEncoded(b []byte, c byte) []byte {
 	const digits = "0123456789ABCDEF"
 	return append(b, '%', digits[c>>4], digits[c&15])
-}
-
-// decodeHex returns the value of a hexadecimal digit, or -1.
-func decodeHex(c byte) int {
-	switch {
-	case c >= '0' && c <= '9':
-		return int(c - '0')
-	case c >= 'a' && c <= 'f':
-		return int(c-'a') + 10
-	case c >= 'A' && c <= 'F':
-		return int(c-'A') + 10
-	}
-	return -1
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/penstock/penstock/internal/batches"
 	"github.com/penstock/penstock/internal/redisclient"
 	"github.com/penstock/penstock/internal/rediskeys"
+	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/redisstore/internal/coalesce"
 )
 
@@ -50,7 +51,7 @@ func (o Options) Validate() error {
 		return fmt.Errorf("%w: redisstore: the prefix has %d bytes; the longest has %d", penstock.ErrInvalid, len(o.Prefix), maxPrefixBytes)
 	}
 	for i, c := range []byte(o.Prefix) {
-		if !rediskeys.IsLetterOrDigit(c) && !strings.ContainsRune("-_.:", rune(c)) {
+		if !syntax.IsAlphanumeric(rune(c)) && !strings.ContainsRune("-_.:", rune(c)) {
 			return fmt.Errorf("%w: redisstore: the prefix has %q at position %d; use letters, digits, '-', '_', '.' and ':'", penstock.ErrInvalid, c, i+1)
 		}
 	}

@@ -36,8 +36,8 @@ func Node(name string) string {
 	return name
 }
 
-// IsNear reports whether, of a limit with this capacity, at least percent are used. percent is from
-// 50 to 100.
+// IsNear reports whether at least percent of a limit with this capacity is used. percent is from 50
+// to 100.
 func IsNear(capacity, remaining int64, percent int) bool {
 	if remaining > capacity>>1 { // the usual case, without a multiplication
 		return false

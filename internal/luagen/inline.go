@@ -5,6 +5,8 @@ import (
 	"iter"
 	"slices"
 	"strings"
+
+	"github.com/penstock/penstock/internal/syntax"
 )
 
 // Two kinds of Lua functions are inlined:
@@ -215,9 +217,9 @@ func (f *function) inlineStatements(text string) string {
 	}
 }
 
-// writeStatement writes the body of f as a block "repeat … until true", in place of a statement
-// that assigns f's results to names, which may be none. Each return becomes such an assignment and
-// a break.
+// writeStatement replaces a statement that assigns f's results to names; there may be none. It
+// writes the body of f as a block "repeat … until true", in which each return becomes such an
+// assignment and a break.
 func (f *function) writeStatement(out *strings.Builder, indent, names, arguments string, isLocal bool) {
 	if isLocal {
 		out.WriteString(indent + "local " + names + "\n")
@@ -420,9 +422,7 @@ func argumentsAt(text string, start int) (arguments []string, end int) {
 }
 
 // isNameByte reports whether a byte may be part of a name.
-func isNameByte(c byte) bool {
-	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '_'
-}
+func isNameByte(c byte) bool { return syntax.IsAlphanumeric(rune(c)) || c == '_' }
 
 // isName reports whether a text is a name, a name in a template, or a whole number.
 func isName(text string) bool {

@@ -229,10 +229,10 @@ elseif @any{keep$ >= 0} or not isLong and (@any{reset$ > 0}) then
 end
 @endsave
 
--- decideset and saveset replace load, decide and save in a script for one charge of an algorithm
--- that reads and writes its state itself, in a set. t$1 is whether the set is new. t$2 is whether
--- the TTL must be set, because the set is written anew, or because an unchanged set may be needed
--- for longer than its TTL. t$3 and the others are arguments of the algorithm's save.
+-- An algorithm whose state is a set reads and writes the set itself. A script for one charge of
+-- such an algorithm has decideset and saveset instead of load, decide and save. t$1 is whether the
+-- set is new. t$2 is whether the TTL must be set: the set is written anew, or an unchanged set may
+-- be needed for longer than its TTL. t$3 and the others are arguments of the algorithm's save.
 @decideset
 @each
 local granted$, remaining$, retry$, reset$, wait$, keep$, t$1, t$2, t$3, t$4, t$5, t$6, t$7, t$8, t$9, t$10, t$11, t$12, t$13, t$14, t$15, t$16 = ALGORITHM$(a$, b$, c$, d$, mode$, cost$, patience$, now, key, ARGV[holder$] or '', receipt$)

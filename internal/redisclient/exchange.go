@@ -8,10 +8,10 @@ import (
 	"sync/atomic"
 )
 
-// An exchange checks the replies on a connection against the commands that were sent. rueidis
-// trusts replies: a wrong length, a reply to no command or a reply with too few elements makes it
-// panic on a goroutine of its own, and a large number makes it allocate as much. So it must never
-// read the last byte of such a reply.
+// An exchange checks the replies on a connection against the commands that were sent, because
+// rueidis trusts replies. A wrong length, a reply to no command or a reply with too few elements
+// makes it panic on a goroutine of its own. A large length makes it allocate as much memory. So it
+// must never read the last byte of such a reply.
 //
 // Most replies are only counted. Special are scripts with a stamp, the few commands whose replies
 // rueidis reads without looking at their length, and those of publish and subscribe.
@@ -127,8 +127,11 @@ func (x *exchange) accept(r *replyScanner) error {
 	if r.isError() && !canBeRead(r.fields[0]) {
 		return errors.New("malformed reply: a redirection that names no server")
 	}
-	if r.isPush() || x.isPubSub.Load() && !x.isRESP3.Load() && r.elements > 0 && !r.isPong() {
+	if r.isPush() {
 		return x.acceptPush(r)
+	}
+	if r.elements > 0 && !r.isPong() && x.isPubSub.Load() && !x.isRESP3.Load() {
+		return x.acceptPush(r) // in RESP 2, a push is an array
 	}
 	if x.answered >= x.sent.Load() {
 		return errSurplus
@@ -152,8 +155,9 @@ func (x *exchange) acceptSpecial(r *replyScanner) (isSpecial bool, err error) {
 		return false, nil
 	}
 	isQueued := string(r.fields[0]) == "QUEUED"
+	hasStamp := r.top == '$' && r.headLength == len(r.head) && r.head == s.stamp
 	switch {
-	case s.kind == stamped && !r.isError() && (r.top != '$' || r.headLength < len(r.head) || r.head != s.stamp):
+	case s.kind == stamped && !r.isError() && !hasStamp:
 		return true, errUnrelated
 	case s.kind == needsElements && r.elements >= 0 && r.elements < s.minElements:
 		return true, fmt.Errorf("malformed reply: it has %d elements; %d are needed", r.elements, s.minElements)
@@ -174,8 +178,8 @@ func (x *exchange) acceptSpecial(r *replyScanner) (isSpecial bool, err error) {
 	return true, nil
 }
 
-// acceptPush checks a push. In RESP 2, it is an array. rueidis must see a confirmation of a
-// subscription only if it has sent the command, and in the order of the commands.
+// acceptPush checks a push. rueidis must see a confirmation of a subscription only if it has sent
+// the command, and in the order of the commands.
 func (x *exchange) acceptPush(r *replyScanner) error {
 	if r.elements < 2 {
 		return nil // rueidis ignores it

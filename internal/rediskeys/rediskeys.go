@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/hashslot"
+	"github.com/penstock/penstock/internal/syntax"
 )
 
 // Keys have this form, with the schema's version after the prefix:
@@ -64,8 +65,10 @@ func (s *Scheme) AppendStart(b []byte, key string) []byte {
 	b = append(b, '{')
 	if s.Secret != nil {
 		b = NewNames(s.Secret).Append(b, key)
+	} else if name, fits := appendEncoded(b, key); fits {
+		b = name
 	} else {
-		b = appendName(b, key)
+		b = NewNames(nil).Append(b, key)
 	}
 	return append(b, '}')
 }
@@ -80,26 +83,10 @@ const hexDigits = "0123456789ABCDEF"
 // plainBytes has true for each byte that names keep as it is.
 var plainBytes = func() (t [256]bool) {
 	for c := range t {
-		t[c] = IsLetterOrDigit(byte(c)) || strings.ContainsRune("-_.~:@/=+,;!*'()&", rune(c))
+		t[c] = syntax.IsAlphanumeric(rune(c)) || strings.ContainsRune("-_.~:@/=+,;!*'()&", rune(c))
 	}
 	return t
 }()
-
-func IsLetterOrDigit(c byte) bool {
-	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
-}
-
-// appendName appends the name of a key without a secret.
-func appendName(b []byte, key string) []byte {
-	if key == "" {
-		return append(b, '%', '_')
-	}
-	if b, fits := appendEncoded(b, key); fits {
-		return b
-	}
-	sum := sha256.Sum256([]byte(key))
-	return hex.AppendEncode(append(b, '%', '#'), sum[:])
-}
 
 // Names writes the names that keys have in a store: the text between the braces. Only one goroutine
 // may use it at a time.
@@ -125,9 +112,6 @@ func (n *Names) Append(b []byte, key string) []byte {
 	if n.mac != nil {
 		return hex.AppendEncode(append(b, '%', '#'), n.hash(n.mac, key)[:macBytes])
 	}
-	if key == "" {
-		return append(b, '%', '_')
-	}
 	if b, fits := appendEncoded(b, key); fits {
 		return b
 	}
@@ -148,7 +132,7 @@ func (n *Names) hash(h hash.Hash, key string) []byte {
 // KeyOf returns the key for which Names writes the name. ok is false if the name is a hash, or
 // if Names writes it for no key.
 func KeyOf(name string) (key string, ok bool) {
-	if name == "%_" {
+	if name == emptyKey {
 		return "", true
 	}
 	var b []byte
@@ -167,14 +151,19 @@ func KeyOf(name string) (key string, ok bool) {
 			return "", false
 		}
 	}
-	if again, fits := appendEncoded(nil, string(b)); len(b) == 0 || !fits || string(again) != name {
+	if again, fits := appendEncoded(nil, string(b)); !fits || string(again) != name {
 		return "", false // such as %41, which is written as A
 	}
 	return string(b), true
 }
 
+const emptyKey = "%_" // the encoding of the empty key
+
 // appendEncoded appends the encoding of a key, unless it is longer than MaxName.
 func appendEncoded(b []byte, key string) (encoded []byte, fits bool) {
+	if key == "" {
+		return append(b, emptyKey...), true
+	}
 	start := len(b)
 	for i := 0; i < len(key) && len(b)-start <= MaxName; i++ {
 		c := key[i]

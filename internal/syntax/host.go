@@ -22,7 +22,7 @@ func CleanHost(host string) (name string, ok bool) {
 		name = strings.TrimSuffix(name, ".")
 		ok = isHostname(name) && (name != "" || host == "")
 	}
-	return strings.ToLower(name), ok && strings.Trim(port, "0123456789") == ""
+	return strings.ToLower(name), ok && hasOnly(port, digits)
 }
 
 // isHostname reports whether a name has only characters of host names, and no empty part.
@@ -30,8 +30,8 @@ func isHostname(name string) bool {
 	previous := byte('.')
 	for i := range len(name) {
 		c := name[i]
-		isAllowed := c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z' || c >= '0' && c <= '9' || c == '-' || c == '_' || c == '.' && previous != '.'
-		if !isAllowed {
+		isEmptyPart := c == '.' && previous == '.'
+		if isEmptyPart || !IsAlphanumeric(rune(c)) && c != '-' && c != '_' && c != '.' {
 			return false
 		}
 		previous = c

@@ -6,18 +6,13 @@ import "strings"
 
 // IsName reports whether s can name a rule or a limit: 1 to 64 of a-z, 0-9, '_', '.' and '-'.
 func IsName(s string) bool {
-	for _, b := range []byte(s) {
-		if !(b >= 'a' && b <= 'z' || b >= '0' && b <= '9' || b == '_' || b == '.' || b == '-') {
-			return false
-		}
-	}
-	return len(s) >= 1 && len(s) <= 64
+	return len(s) >= 1 && len(s) <= 64 && hasOnly(s, lower+digits+"_.-")
 }
 
 // IsToken reports whether s is a token of RFC 9110, like the names of headers, cookies and methods.
 func IsToken(s string) bool {
 	for _, b := range []byte(s) {
-		if !(b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z' || b >= '0' && b <= '9' || strings.IndexByte("!#$%&'*+-.^_`|~", b) >= 0) {
+		if !IsAlphanumeric(rune(b)) && strings.IndexByte("!#$%&'*+-.^_`|~", b) < 0 {
 			return false
 		}
 	}
@@ -27,24 +22,27 @@ func IsToken(s string) bool {
 // IsKind reports whether s can be the kind of an identity: 1 to 20 of a-z, 0-9 and -, beginning
 // with a letter.
 func IsKind(s string) bool {
-	for i, b := range []byte(s) {
-		if !(b >= 'a' && b <= 'z' || i > 0 && (b >= '0' && b <= '9' || b == '-')) {
-			return false
-		}
-	}
-	return len(s) >= 1 && len(s) <= 20
+	return len(s) >= 1 && len(s) <= 20 && hasOnly(s, lower+digits+"-") && hasOnly(s[:1], lower)
 }
 
 // IsIdentifier reports whether s is an identifier, such as the name of a segment: 1 to 64 letters,
 // digits and _, not beginning with a digit.
 func IsIdentifier(s string) bool {
-	for i, b := range []byte(s) {
-		if !(b >= 'a' && b <= 'z' || b >= 'A' && b <= 'Z' || b == '_' || i > 0 && b >= '0' && b <= '9') {
-			return false
-		}
-	}
-	return s != "" && len(s) <= 64
+	return len(s) >= 1 && len(s) <= 64 && hasOnly(s, lower+upper+digits+"_") && !hasOnly(s[:1], digits)
 }
+
+// IsAlphanumeric reports whether c is an ASCII letter or digit.
+func IsAlphanumeric(c rune) bool {
+	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
+}
+
+const (
+	lower  = "abcdefghijklmnopqrstuvwxyz"
+	upper  = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+	digits = "0123456789"
+)
+
+func hasOnly(s, allowed string) bool { return strings.Trim(s, allowed) == "" }
 
 // GlobalKey is the key of limits that all requests share. Keys that are made from a request contain
 // a colon, so none of them equals it.

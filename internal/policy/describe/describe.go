@@ -255,12 +255,10 @@ func (p *printer) guards(l *policy.Limit) {
 	if g.SplitInto > 0 {
 		p.line("    split", fmt.Sprintf("in %d counters", g.SplitInto))
 	}
-	if l.Variants[0].CountsDenied() {
+	if l.Variants[0].CountsDenied() || g.DenyCacheTTL < 0 {
 		p.line("    denials", "never cached")
 	} else if g.DenyCacheTTL > 0 {
 		p.line("    denials", "cached for up to "+wording.Period(g.DenyCacheTTL))
-	} else if g.DenyCacheTTL < 0 {
-		p.line("    denials", "never cached")
 	}
 	p.line("    store fails", StoreFailure(g))
 }

@@ -255,7 +255,7 @@ func (v *Verifier) chooseKeys(keys []verifyKey, token *gojwt.Token) (any, error)
 // isOutsideToken reports whether a character is neither base64url nor the dot between a token's
 // parts. Line ends are rejected too: decoders skip them, so one token would have many spellings.
 func isOutsideToken(r rune) bool {
-	return !('a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || r == '-' || r == '_' || r == '.')
+	return !syntax.IsAlphanumeric(r) && r != '-' && r != '_' && r != '.'
 }
 
 // A FieldError is a mistake in one field of a Config.

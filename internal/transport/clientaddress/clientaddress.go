@@ -273,8 +273,7 @@ func isPort(text string) bool {
 // and obfuscated ports.
 func isName(text string) bool {
 	for i := range len(text) {
-		c := text[i]
-		if !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.IndexByte("-._~%", c) >= 0) {
+		if c := text[i]; !syntax.IsAlphanumeric(rune(c)) && strings.IndexByte("-._~%", c) < 0 {
 			return false
 		}
 	}
