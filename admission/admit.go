@@ -250,8 +250,8 @@ func (a *Admission) rejectMalformed(err error) (Outcome, error) {
 }
 
 // setHolder sets the holder of slots to RequestOptions.Holder. The charges get the time as their
-// Serial, so that a late Refund of this instance does not end a hold that another instance has
-// granted to the same Holder since.
+// Serial. So a late Refund of this instance does not end a later hold of the same Holder that
+// another instance has granted.
 func (o *RequestOptions) setHolder(charges []penstock.Charge) {
 	if o.Holder == "" {
 		return
@@ -280,7 +280,7 @@ func (a *Admission) decideBeforeAuth() (Outcome, error) {
 		}
 		a.noteSkipped(d.Source)
 	}
-	a.decision, a.isLimited = penstock.Decision{}, false // the method Decision reports only the rules without before_auth
+	a.decision, a.isLimited = penstock.Decision{}, false // the method Decision does not report these rules
 	return Allowed, nil
 }
 

@@ -44,8 +44,9 @@ func (a *Admission) TakeGrants() (taken []Grant) {
 	}
 	v := &a.evaluation
 	a.renewal.stop()
-	a.grants = slices.DeleteFunc(a.grants, func(g Grant) bool { return slices.Contains(v.Limits, g.Limit) }) // the caller corrects them
-	var receipts []int64                                                                                     // of the first request, if this one is a repeat
+	isTaken := func(g Grant) bool { return slices.Contains(v.Limits, g.Limit) }
+	a.grants = slices.DeleteFunc(a.grants, isTaken)
+	var receipts []int64 // of the first request, if this one is a repeat
 	if a.isRepeat {
 		receipts = a.firstReceipts(a.ctx, a.controller.store, v.Charges)
 	}

@@ -81,10 +81,10 @@ func (r *idempotency) Age() time.Duration { return r.age }
 // Such a repeat has charged nothing.
 func (r *idempotency) IsRepeat() bool { return r.isRepeat }
 
-// addIdempotencyCharges adds charges to the batch of a request with an IdempotencyKey. The charge
-// "once" can only be made by the first request with this key and the same charges, so the whole
-// batch of a repeat is denied. The batch of a reservation is also denied if it was settled, by a
-// Peek of "settled".
+// addIdempotencyCharges adds charges to the batch of a request with an IdempotencyKey. Only the
+// first request with this key and the same charges can make the charge "once". So the whole batch
+// of a repeat is denied. A Peek of "settled" also denies the batch of a reservation that was
+// settled.
 func (r *idempotency) addIdempotencyCharges(v *policy.Evaluation, o *RequestOptions) error {
 	isReservation := o.Settleable > 0
 	n := 1
@@ -158,18 +158,18 @@ func nameOf(hash []byte) string {
 // that grants 0 units. d is nil if there is no decision.
 func (r *idempotency) removeIdempotencyCharges(v *policy.Evaluation, d *penstock.Decision) {
 	n := len(v.Charges) - r.addedCharges
-	if d == nil || isWithoutStore(d.Source) {
-		r.sharedName = "" // the store has not recorded the request
+	isRecorded := d != nil && !isWithoutStore(d.Source)
+	if isRecorded {
+		once := d.Status(n)
+		r.isRepeat = once.RetryAfter > 0
+		if r.isRepeat {
+			r.age = r.window - once.RetryAfter // the first request's unit is refilled after the window
+		}
+		r.isSettled = r.addedCharges > 1 && d.Status(n+1).RetryAfter > 0
+	} else {
+		r.sharedName = ""
 	}
 	if d != nil {
-		if r.sharedName != "" {
-			once := d.Status(n)
-			r.isRepeat = once.RetryAfter > 0
-			if r.isRepeat {
-				r.age = r.window - once.RetryAfter // the first request's unit is refilled after the window
-			}
-			r.isSettled = r.addedCharges > 1 && d.Status(n+1).RetryAfter > 0
-		}
 		statuses := make([]penstock.Status, n)
 		for i := range statuses {
 			statuses[i] = d.Status(i)

@@ -295,7 +295,8 @@ func refundOf(c penstock.Charge) (refund penstock.Charge, isPossible bool) {
 func (o *RequestOptions) markRefundable(charges []penstock.Charge, limits []*policy.Limit) {
 	canWait := slices.ContainsFunc(charges, func(c penstock.Charge) bool { return c.Patience > 0 })
 	for i, l := range limits {
-		charges[i].IsRefundable = o.IsRefundable || canWait || l.Status != nil || l.Adjustable && !l.IsMinimum
+		mayCostLess := l.Status != nil || l.Adjustable && !l.IsMinimum
+		charges[i].IsRefundable = o.IsRefundable || canWait || mayCostLess
 	}
 }
 

@@ -65,8 +65,8 @@ func canShareScript(a, b []penstock.Charge) bool {
 	return true
 }
 
-// isLike reports whether a charge has the key and the group of the first of its batch, and needs
-// neither a collection nor a count of denied requests.
+// isLike reports whether a charge has the key and the group of the first of its batch. Its state
+// must be no collection, and its limit must not count denied requests.
 func isLike(c, first *penstock.Charge) bool {
 	isSimple := !c.Plan.Algorithm().IsCollection() && !c.Plan.CountsDenied()
 	return isSimple && c.Key == first.Key && c.Plan.Group() == first.Plan.Group()

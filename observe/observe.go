@@ -135,7 +135,8 @@ func (c *Counts) ObserveRequest(e *admission.Event) {
 // isNearLimit reports whether an allowed request is near the limit that it is counted under. Other
 // sources than the store know only a part of the limit.
 func (c *Counts) isNearLimit(e *admission.Event) bool {
-	if e.Outcome != admission.Allowed || e.Source != penstock.FromStore || e.Decision == nil || e.Decision.Len() != len(e.Charges) || len(e.Charges) == 0 {
+	hasDecision := e.Decision != nil && len(e.Charges) > 0 && e.Decision.Len() == len(e.Charges)
+	if e.Outcome != admission.Allowed || e.Source != penstock.FromStore || !hasDecision {
 		return false
 	}
 	i := e.Decision.Strictest()
