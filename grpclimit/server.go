@@ -81,15 +81,10 @@ func (g *Gate) Unary(ctx context.Context, request any, info *grpc.UnaryServerInf
 		return nil, c.refuse(refusal, func(md metadata.MD) { grpc.SetTrailer(ctx, md) })
 	}
 	fields := g.calls.Fields(a)
-	isDone := false
-	defer func() {
-		if !isDone { // the handler panics
-			a.Done(admission.Result{})
-		}
-	}()
+	result := admission.Result{} // if the handler panics
+	defer func() { a.Done(result) }()
 	answer, err := handler(calls.WithAdmission(ctx, a), request)
-	isDone = true
-	a.Done(admission.Result{Status: calls.HTTPStatus(status.Code(err))})
+	result.Status = calls.HTTPStatus(status.Code(err))
 	// A call that fails must not get a header: clients would not retry it.
 	if fields != nil && err == nil {
 		grpc.SetHeader(ctx, fields) // has no effect if the handler has already sent the header
@@ -110,17 +105,12 @@ func (g *Gate) Stream(srv any, stream grpc.ServerStream, info *grpc.StreamServer
 	if refusal != nil {
 		return c.refuse(refusal, stream.SetTrailer)
 	}
-	isDone := false
-	defer func() {
-		if !isDone { // the handler panics
-			a.Done(admission.Result{})
-		}
-	}()
+	result := admission.Result{} // if the handler panics
+	defer func() { a.Done(result) }()
 	s := &serverStream{ServerStream: stream, gate: g.calls, call: c, method: info.FullMethod, fields: g.calls.Fields(a)}
 	s.ctx = calls.WithAdmission(ctx, a)
 	err := handler(srv, s)
-	isDone = true
-	a.Done(admission.Result{Status: calls.HTTPStatus(status.Code(err))})
+	result.Status = calls.HTTPStatus(status.Code(err))
 	if err != nil && s.fields != nil {
 		stream.SetTrailer(s.fields)
 	}

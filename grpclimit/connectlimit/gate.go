@@ -84,15 +84,10 @@ func (g *Gate) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 			return nil, errorOf(refusal)
 		}
 		fields := g.calls.Fields(a)
-		isDone := false
-		defer func() {
-			if !isDone { // the handler panics
-				a.Done(admission.Result{})
-			}
-		}()
+		result := admission.Result{} // if the handler panics
+		defer func() { a.Done(result) }()
 		answer, err := next(calls.WithAdmission(ctx, a), request)
-		isDone = true
-		a.Done(admission.Result{Status: statusOf(err)})
+		result.Status = statusOf(err)
 		if err != nil {
 			return answer, withFields(err, fields)
 		}
@@ -117,16 +112,11 @@ func (g *Gate) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.S
 		if refusal != nil {
 			return errorOf(refusal)
 		}
-		isDone := false
-		defer func() {
-			if !isDone { // the handler panics
-				a.Done(admission.Result{})
-			}
-		}()
+		result := admission.Result{} // if the handler panics
+		defer func() { a.Done(result) }()
 		s := &stream{StreamingHandlerConn: conn, ctx: ctx, gate: g.calls, fields: g.calls.Fields(a)}
 		err := next(calls.WithAdmission(ctx, a), s)
-		isDone = true
-		a.Done(admission.Result{Status: statusOf(err)})
+		result.Status = statusOf(err)
 		return err
 	}
 }
