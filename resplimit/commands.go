@@ -260,20 +260,17 @@ func (c *client) hello(b *batch, args [][]byte) (isOpen bool) {
 }
 
 func (c *client) describeServer(b *batch) {
+	bulks := func(texts ...string) {
+		for _, text := range texts {
+			b.bulk(text)
+		}
+	}
 	b.pairs(7)
-	for _, pair := range [...][2]string{{"server", "penstock"}, {"version", redisVersion}} {
-		b.bulk(pair[0])
-		b.bulk(pair[1])
-	}
-	b.bulk("proto")
+	bulks("server", "penstock", "version", redisVersion, "proto")
 	b.integer(int64(c.respVersion))
-	b.bulk("id")
+	bulks("id")
 	b.integer(c.id)
-	for _, pair := range [...][2]string{{"mode", "standalone"}, {"role", "master"}} {
-		b.bulk(pair[0])
-		b.bulk(pair[1])
-	}
-	b.bulk("modules")
+	bulks("mode", "standalone", "role", "master", "modules")
 	b.array(0)
 }
 
