@@ -357,7 +357,6 @@ func (r *rateReader) number() (n *big.Rat, isInteger bool, err error) {
 	return n, !hasPoint, nil
 }
 
-// word reads letters, and returns them.
 func (r *rateReader) word() string {
 	start := r.at
 	for r.at < len(r.text) {

@@ -191,5 +191,4 @@ func units(n int64) string {
 	return fmt.Sprintf("%d units", n)
 }
 
-// ceil returns a/b rounded up.
 func ceil(a, b int64) int64 { return (a + b - 1) / b }

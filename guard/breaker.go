@@ -358,7 +358,6 @@ func (c *circuit) begin(n int) (t callStart, passing int) {
 	return callStart{c.generation, slot, c.totalFailures}, n
 }
 
-// end records the result of a call, as classify returned it.
 func (c *circuit) end(t callStart, result error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

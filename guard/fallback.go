@@ -131,7 +131,6 @@ func (f *fallback) decide(ctx context.Context, list []*batches.Batch) {
 	}
 }
 
-// finish decides a batch if the store has not.
 func (f *fallback) finish(ctx context.Context, b *batches.Batch) {
 	switch {
 	case b.Err == nil && b.Decision.Allowed:

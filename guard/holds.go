@@ -529,7 +529,6 @@ func (s *holds) close(ctx context.Context) {
 	s.reportReturned()
 }
 
-// dueHolds is a heap of holds by their dueAt.
 type dueHolds []*hold
 
 func (d dueHolds) Len() int           { return len(d) }

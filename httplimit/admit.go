@@ -225,7 +225,6 @@ func (a *Admission) withContext() *http.Request {
 	return a.Request.WithContext(&a.context)
 }
 
-// admissionOf returns the Admission that a context carries, or nil.
 func admissionOf(ctx context.Context) *Admission {
 	a, _ := ctx.Value(admissionKey{}).(*Admission)
 	return a

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"strconv"
 	"strings"
 	"text/template"
 	"time"
@@ -155,7 +154,6 @@ func (d *rejection) retryMS() int64 {
 	return int64((d.RetryAfter-1)/time.Millisecond) + 1
 }
 
-// problem returns the body as RFC 9457 defines it.
 func (d *rejection) problem() []byte {
 	p := problems[d.reason]
 	out := struct {
@@ -186,27 +184,21 @@ func (d *rejection) problem() []byte {
 }
 
 func (d *rejection) text() []byte {
-	b := append([]byte(nil), problems[d.reason].plain...)
-	for i, name := range d.VisiblePolicies() {
-		if i == 0 {
-			b = append(b, ": "...)
-		} else {
-			b = append(b, ", "...)
-		}
-		b = append(b, name...)
+	text := problems[d.reason].plain
+	if names := d.VisiblePolicies(); len(names) > 0 {
+		text += ": " + strings.Join(names, ", ")
 	}
 	if d.Detail != "" {
-		b = append(append(b, ": "...), d.Detail...)
+		text += ": " + d.Detail
 	}
-	b = append(b, '.')
+	text += "."
 	switch {
 	case d.RetryAfter == penstock.Never:
-		b = append(b, " The request costs more than the limit; do not retry."...)
+		text += " The request costs more than the limit; do not retry."
 	case d.retrySeconds > 0:
-		b = append(b, " Try again in "...)
-		b = append(strconv.AppendInt(b, d.retrySeconds, 10), " s."...)
+		text += fmt.Sprintf(" Try again in %d s.", d.retrySeconds)
 	}
-	return append(b, '\n')
+	return []byte(text + "\n")
 }
 
 // boundedBuffer is a buffer that fails if a template writes too much.

@@ -166,7 +166,6 @@ func (c *Counts) ObserveDecision(e guard.Event) {
 	}
 }
 
-// outcomeOf returns the outcome of a request that has one decision.
 func outcomeOf(e *guard.Event) admission.Outcome {
 	switch {
 	case e.Reason == reasonCanceled:

@@ -130,7 +130,6 @@ func endsCookie(r rune) bool {
 	return r <= ' ' || r == ',' || r == '"' || r == '\\' || r >= 0x7f && !unicode.IsPrint(r)
 }
 
-// beginsOpenQuote reports whether a value begins with a quote that is never closed.
 func beginsOpenQuote(value string) bool {
 	if !strings.HasPrefix(value, `"`) {
 		return false

@@ -42,7 +42,6 @@ func ByFunc(key func(Attributes) string) *Identity { return &Identity{Func: key}
 
 const unknownKey = "unknown" // of requests for which the identity finds no key
 
-// key returns the key that an identity finds for the request, or unknownKey.
 func (q *request) key(id *Identity) string {
 	if id.keyNumber > 0 && q.keys[id.keyNumber-1] != "" {
 		return q.keys[id.keyNumber-1]

@@ -105,7 +105,8 @@ func (r *Rules) addressKey(id *Identity, key string) (result string, isClient bo
 	if i := slices.IndexFunc(id.FirstOf, func(one *Identity) bool { return one.CanHaveKey(key) }); i >= 0 {
 		id = id.FirstOf[i]
 	}
-	if id.Source.Kind != KindAddress || id.AllOf != nil || id.FirstOf != nil || id.Func != nil || key == unknownKey {
+	isByAddress := id.Source.Kind == KindAddress && id.AllOf == nil && id.FirstOf == nil && id.Func == nil
+	if !isByAddress || key == unknownKey {
 		return key, true
 	}
 	_, value, _ := strings.Cut(key, ":")

@@ -63,8 +63,9 @@ type Match struct {
 
 // IsAll reports whether every request matches.
 func (m *Match) IsAll() bool {
-	return len(m.Methods) == 0 && len(m.Where) == 0 && (len(m.Hosts) == 0 || slices.Contains(m.Hosts, "")) &&
-		(len(m.Paths) == 0 || slices.Contains(m.Paths, "/**"))
+	isAnyHost := len(m.Hosts) == 0 || slices.Contains(m.Hosts, "")
+	isAnyPath := len(m.Paths) == 0 || slices.Contains(m.Paths, "/**")
+	return len(m.Methods) == 0 && len(m.Where) == 0 && isAnyHost && isAnyPath
 }
 
 // A Limit is one limit of a rule.

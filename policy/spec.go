@@ -147,7 +147,6 @@ func (b *builder) build() {
 	b.rules.indexSettings()
 }
 
-// rule returns a checked copy of a rule.
 func (b *builder) rule(rule *Rule, order int) *Rule {
 	r := *rule
 	r.order = order
@@ -159,8 +158,9 @@ func (b *builder) rule(rule *Rule, order int) *Rule {
 	if len(r.Limits) > penstock.MaxCharges {
 		b.fail("rule %q has %d limits; the most is %d", r.Name, len(r.Limits), penstock.MaxCharges)
 	}
-	hasShadow := func(l *Limit) bool { return l.Shadow || l.Candidate != nil }
-	if r.BeforeAuth && (r.Unlimited || r.Shadow || r.NewIdentities != nil || slices.ContainsFunc(r.Limits, hasShadow)) {
+	isShadow := func(l *Limit) bool { return l != nil && (l.Shadow || l.Candidate != nil) } // nil is reported below
+	hasShadow := r.Shadow || slices.ContainsFunc(r.Limits, isShadow)
+	if r.BeforeAuth && (hasShadow || r.Unlimited || r.NewIdentities != nil) {
 		b.fail("rule %q: BeforeAuth cannot be combined with Unlimited, Shadow, NewIdentities or a Candidate; remove one of them", r.Name)
 	}
 	r.Match.Where = b.condition(r.Match.Where, false)
@@ -194,7 +194,6 @@ func (b *builder) rule(rule *Rule, order int) *Rule {
 	return &r
 }
 
-// limit returns a checked copy of a limit of a rule.
 func (b *builder) limit(r *Rule, limit *Limit) *Limit {
 	if limit == nil {
 		b.fail("rule %q: a limit is nil; write a &policy.Limit{…}", r.Name)

@@ -357,7 +357,6 @@ func receiptOrSerial(ch *penstock.Charge) int64 {
 	return 0
 }
 
-// decode reads the statuses of a batch.
 func decode(reply string, charges []penstock.Charge) penstock.Decision {
 	size := len(reply) / len(charges)
 	read := status

@@ -77,7 +77,6 @@ func joinedIn(err error) (all []error) {
 	return []error{err}
 }
 
-// hintForRejection returns the hint for one rejection, or "" if there is none.
 func hintForRejection(rejection error, base string) string {
 	if missing, ok := errors.AsType[*missingRight](rejection); ok {
 		return "+" + missing.command
@@ -195,7 +194,6 @@ var precedence = []penstock.Reason{
 	penstock.ReasonRejected,
 }
 
-// repliesIn returns the replies among joined errors.
 func repliesIn(err error) (replies []ReplyError) {
 	for _, one := range joinedIn(err) {
 		if reply, ok := errors.AsType[ReplyError](one); ok {

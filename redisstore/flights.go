@@ -87,7 +87,6 @@ func (s *Store) decideNow(ctx context.Context, c *call) {
 	}
 }
 
-// decideAlone decides one batch in a script of its own.
 func (s *Store) decideAlone(ctx context.Context, c *call, charges []penstock.Charge) (penstock.Decision, error) {
 	kind := mixed
 	if isCompact(charges) || len(charges) == 1 && hasSingleSet(charges[0].Plan) {

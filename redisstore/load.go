@@ -313,7 +313,6 @@ func (s *Store) startLoading(name string, pending *pendingLoad, script *script, 
 	}
 }
 
-// serverOf returns the name of the server that has a key, or "" if it is not known.
 func (s *Store) serverOf(key string) string {
 	if !s.topology.isCluster.Load() {
 		return ""

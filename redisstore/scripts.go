@@ -109,7 +109,6 @@ func (s *script) explain(err error) error {
 	return fmt.Errorf("the Lua of algorithm %s is probably at fault: %w", strings.Join(titles, " or "), err)
 }
 
-// A scriptCache has the scripts that were generated so far.
 type scriptCache struct {
 	mu    sync.Mutex                                   // held while scripts are added
 	lists [kindCount][luagen.MaxCharges + 1]scriptList // by kind and number of charges; 0 for mixed

@@ -48,7 +48,6 @@ func (a checkAnswer) answer(r *reply) {
 // unlimitedReply are the numbers of a rule without limits.
 var unlimitedReply = throttleReply{limit: -1, remaining: -1, retryAfter: -1}
 
-// check has the policy decide a job.
 func (s *Server) check(j *job) {
 	a, outcome, err := s.controller.AdmitRule(s.ctx, admission.RuleCall{
 		Rule: j.rule, Key: j.key, Cost: j.cost, RequestOptions: admission.RequestOptions{Peek: j.cost == 0},

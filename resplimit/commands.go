@@ -178,7 +178,6 @@ const (
 // maxWrongPasswords is how many wrong passwords a connection may try.
 const maxWrongPasswords = 10
 
-// auth executes AUTH [user] password.
 func (c *client) auth(b *batch, args [][]byte) (isOpen bool) {
 	user, password := []byte(defaultUser), args[len(args)-1]
 	switch {

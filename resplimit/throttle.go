@@ -210,7 +210,6 @@ func errorText(err error) string {
 	return "UNAVAILABLE unknown: there is no decision; the charge may have been made"
 }
 
-// numbers are the numbers of a limit that comes with a call.
 type numbers struct{ burst, count, periodSeconds int64 }
 
 // plans caches the compiled form of limits that come with calls. All have one name, so a key has

@@ -154,7 +154,6 @@ func parseDate(s string) (time.Time, bool) {
 	return date, err == nil
 }
 
-// seconds returns n seconds, at most the longest duration.
 func seconds(n int64) time.Duration {
 	return time.Duration(min(n, math.MaxInt64/int64(time.Second))) * time.Second
 }

@@ -19,7 +19,6 @@ type Group struct {
 	all sync.WaitGroup
 }
 
-// New returns a Group without goroutines.
 func New() *Group {
 	g := new(Group)
 	g.ctx, g.cancel = context.WithCancel(context.Background())
@@ -65,7 +64,6 @@ func (g *Group) Cancel() {
 	g.cancel()
 }
 
-// Wait returns when all goroutines have ended.
 func (g *Group) Wait() { g.all.Wait() }
 
 // Every calls do after each interval, until ctx ends.

@@ -30,7 +30,7 @@ func (c *Cache[K, V]) Get(key K, compute func(K) (V, error)) (V, error) {
 	if c.results == nil {
 		c.results = make(map[K]V)
 	}
-	for dropped := range c.results {
+	for dropped := range c.results { // in any order
 		if len(c.results) < c.Max {
 			break
 		}
@@ -40,7 +40,6 @@ func (c *Cache[K, V]) Get(key K, compute func(K) (V, error)) (V, error) {
 	return result, nil
 }
 
-// Len returns the number of results.
 func (c *Cache[K, V]) Len() int {
 	c.mu.RLock()
 	defer c.mu.RUnlock()

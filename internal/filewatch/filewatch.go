@@ -146,7 +146,6 @@ func (w *Watcher) Follow(paths []string, folders ...string) (isNew bool) {
 	return isNew
 }
 
-// Folders returns the watched folders in any order.
 func (w *Watcher) Folders() []string {
 	if w.system == nil {
 		return nil

@@ -421,7 +421,6 @@ func argumentsAt(text string, start int) (arguments []string, end int) {
 	panic("unreachable: an embedded script has a call without an end: " + text[start:min(start+40, len(text))])
 }
 
-// isNameByte reports whether a byte may be part of a name.
 func isNameByte(c byte) bool { return syntax.IsAlphanumeric(rune(c)) || c == '_' }
 
 // isName reports whether a text is a name, a name in a template, or a whole number.

@@ -200,7 +200,6 @@ var constants = decimals(map[string]int64{
 	"REPLYRECEIPTS": ReplyReceipts,
 })
 
-// decimals writes numbers in decimal digits.
 func decimals(numbers map[string]int64) map[string]string {
 	all := make(map[string]string, len(numbers))
 	for name, n := range numbers {
@@ -236,7 +235,6 @@ var harnesses = sync.OnceValue(func() (h struct{ single, set, uniform, mixed str
 	return h
 })
 
-// A prelude is what prelude.lua defines.
 type prelude struct {
 	names     []string // lines such as "local call = redis.call"
 	functions []function

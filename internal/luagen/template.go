@@ -27,7 +27,6 @@ func cutBlock(text, name string) (before, inside, after string, found bool) {
 	return before, inside, after, found
 }
 
-// replaceBlocks replaces each block by what write returns for it.
 func replaceBlocks(text, name string, write func(block string) string) string {
 	var out strings.Builder
 	out.Grow(4 * len(text))
@@ -42,7 +41,6 @@ func replaceBlocks(text, name string, write func(block string) string) string {
 	}
 }
 
-// keepBlocks keeps or removes each block.
 func keepBlocks(text, name string, isKept bool) string {
 	return replaceBlocks(text, name, func(block string) string {
 		if isKept {

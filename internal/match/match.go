@@ -44,7 +44,6 @@ func Matchers(methods, hosts []string, paths []Pattern, conditions int) (list []
 	return list
 }
 
-// A Pattern is a path's pattern, segment by segment.
 type Pattern []Segment
 
 type Segment struct {
@@ -52,7 +51,6 @@ type Segment struct {
 	Text string // the literal text, the name, or the glob
 }
 
-// A SegmentKind is what a Segment stands for.
 type SegmentKind uint8
 
 // The kinds of segments, from the most to the least specific.

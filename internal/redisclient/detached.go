@@ -128,7 +128,6 @@ type worker struct {
 	canceled  chan struct{} // the Done channel of the contexts of its calls; closed only if the last call was abandoned
 }
 
-// worker returns a worker that is idle, or a new one.
 func (d *Detached) worker() *worker {
 	d.mu.Lock()
 	if last := len(d.idle) - 1; last >= 0 {
@@ -174,7 +173,6 @@ func (d *Detached) addIdle(w *worker) {
 	d.idle = append(d.idle, w)
 }
 
-// removeIdle removes a worker that is idle, and returns false if it is not.
 func (d *Detached) removeIdle(w *worker) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -122,7 +122,6 @@ func (x *exchange) receive(b []byte) (n int, err error) {
 	return n, nil
 }
 
-// accept checks a complete reply or push.
 func (x *exchange) accept(r *replyScanner) error {
 	if r.isError() && !canBeRead(r.fields[0]) {
 		return errors.New("malformed reply: a redirection that names no server")

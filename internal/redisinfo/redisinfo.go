@@ -6,7 +6,6 @@ import (
 	"strings"
 )
 
-// Fields are the fields of a reply to INFO, by their names.
 type Fields map[string]string
 
 // Parse returns the fields of a reply to INFO, which has lines such as "role:master".

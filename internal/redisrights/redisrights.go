@@ -75,8 +75,7 @@ func Of(o Options) []Right {
 	return rights
 }
 
-// commandsInScripts returns the commands that the scripts run, sorted by name. Commands
-// on sorted sets, such as ZADD, come last.
+// commandsInScripts returns the commands that the scripts run, sorted by name.
 func commandsInScripts(o Options) []string {
 	algorithms := o.Algorithms
 	if algorithms == nil {
@@ -96,16 +95,7 @@ func commandsInScripts(o Options) []string {
 	for _, script := range append(scripts, o.Scripts...) {
 		commands = slices.AppendSeq(commands, luagen.Commands(script))
 	}
-	slices.SortFunc(commands, func(a, b string) int {
-		isOfSetA, isOfSetB := strings.HasPrefix(a, "Z"), strings.HasPrefix(b, "Z")
-		switch {
-		case isOfSetA == isOfSetB:
-			return strings.Compare(a, b)
-		case isOfSetA:
-			return 1
-		}
-		return -1
-	})
+	slices.Sort(commands) // commands on sorted sets, which begin with Z, come last
 	return slices.Compact(commands)
 }
 

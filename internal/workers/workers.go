@@ -76,7 +76,6 @@ func (p *Pool[T]) becomeIdle(next chan task[T]) bool {
 	return true
 }
 
-// Running returns how many tasks are running.
 func (p *Pool[T]) Running() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -51,7 +51,6 @@ type Metrics struct {
 	registration metric.Registration
 }
 
-// instruments are the instruments of all numbers that Metrics reports.
 type instruments struct {
 	requests, nearLimit, shadowRequests, decisions, errors, unknownOutcomes, uncounted, tokensRejected metric.Int64ObservableCounter
 	waiting                                                                                            metric.Int64ObservableUpDownCounter

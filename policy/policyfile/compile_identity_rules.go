@@ -155,14 +155,15 @@ func isPresent(id *policy.Identity, where policy.Condition) bool {
 }
 
 // boundsAddresses reports whether a rule has a limit that counts, by the client's address, each
-// request that another limit of the rule counts. If that one is nil, it counts all requests. If it
-// is a shadow, other shadows bound it too, as they will when they are enforced.
+// request that the limit counted of the rule counts. If counted is nil, it must count all requests.
+// If counted is a shadow, other shadows bound it too, as they will when they are enforced.
 func boundsAddresses(r *policy.Rule, counted *policy.Limit) bool {
-	withShadows := counted != nil && (counted.Shadow || r.Shadow)
-	return (withShadows || !r.Shadow) && slices.ContainsFunc(r.Limits, func(l *policy.Limit) bool {
+	canBeShadow := counted != nil && (counted.Shadow || r.Shadow)
+	return slices.ContainsFunc(r.Limits, func(l *policy.Limit) bool {
+		isEnforced := !l.Shadow && !r.Shadow
 		isRate := len(l.Variants) > 0 && !l.Variants[0].Algorithm().NeedsHolder()
 		countsAll := l.Status == nil || counted != nil && counted.Status != nil && *counted.Status == *l.Status
-		return isAddress(l.Key) && isRate && (withShadows || !l.Shadow) && countsAll
+		return (isEnforced || canBeShadow) && isRate && countsAll && isAddress(l.Key)
 	})
 }
 

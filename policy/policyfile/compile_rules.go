@@ -34,11 +34,10 @@ func (c *compiler) compileRules() {
 	var matchers []*placedMatcher
 	for i := range c.config.Rules {
 		config := &c.config.Rules[i]
-		if earlier := byName[config.Name]; earlier != nil && config.Name != "" {
-			c.fail(&config.Name, "line %[2]d has a rule %[1]q too; rename one, because counters are kept under the name", wording.Clip(config.Name), c.positions[&earlier.Name].line)
-		}
-		if byName[config.Name] == nil {
+		if earlier := byName[config.Name]; earlier == nil {
 			byName[config.Name] = config
+		} else if config.Name != "" {
+			c.fail(&config.Name, "line %[2]d has a rule %[1]q too; rename one, because counters are kept under the name", wording.Clip(config.Name), c.positions[&earlier.Name].line)
 		}
 		rule, ownMatchers := c.compileRule(config)
 		c.spec.Rules = append(c.spec.Rules, rule)

@@ -112,7 +112,6 @@ type decoder struct {
 
 func (d *decoder) recordPosition(p any, n *yaml.Node) { d.positions[p] = position{n.Line, n.Column} }
 
-// fail reports a mistake at the position of a node.
 func (d *decoder) fail(n *yaml.Node, format string, args ...any) {
 	d.mistakes = append(d.mistakes, d.newError(position{n.Line, n.Column}, format, args...))
 }
@@ -229,7 +228,6 @@ func describeSyntaxError(e *yaml.LoadError, line string, column int) string {
 	return fmt.Sprintf("the file is not YAML: %s; check indentation, quotes and brackets near here", what)
 }
 
-// lineOf returns the line with this number, without its line break.
 func lineOf(text []byte, number int) string {
 	for ; number > 1; number-- {
 		_, text, _ = bytes.Cut(text, []byte("\n"))
@@ -307,7 +305,6 @@ func controlCharacter(text []byte) (at int, char rune) {
 	return -1, 0
 }
 
-// invalidUTF8 returns the index of the first byte that is not UTF-8, or -1.
 func invalidUTF8(text []byte) int {
 	for i := 0; i < len(text); {
 		r, n := utf8.DecodeRune(text[i:])

@@ -22,7 +22,6 @@ type Section interface {
 	Apply(spec *policy.Spec, report func(field any, format string, args ...any))
 }
 
-// textsOf returns the Texts that the struct p embeds, or nil.
 func textsOf(p any) *fieldvalues.Texts {
 	if s, ok := p.(interface{ Self() *fieldvalues.Texts }); ok {
 		return s.Self()

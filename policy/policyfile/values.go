@@ -113,7 +113,8 @@ func (c *conditionConfig) decodeClauses(d *decoder, content []*yaml.Node) {
 // nestedName returns the name of a source if it was written as a field, as in header: {X-Plan: a}.
 func nestedName(source string, value *yaml.Node) string {
 	kind, isKnown := sourceWords[source]
-	if !isKnown || !kind.IsNamed() || value.Kind != yaml.MappingNode || len(value.Content) != 2 || value.Content[0].Value == "file" {
+	isOneField := value.Kind == yaml.MappingNode && len(value.Content) == 2
+	if !isKnown || !kind.IsNamed() || !isOneField || value.Content[0].Value == "file" {
 		return ""
 	}
 	return value.Content[0].Value

@@ -179,7 +179,6 @@ func (w *Watcher) loadLocked() error {
 	return w.lastErr
 }
 
-// absolute returns the absolute names, sorted and each once.
 func absolute(names []string) []string {
 	all := make([]string, 0, len(names))
 	for _, name := range names {

@@ -133,7 +133,6 @@ type Call struct {
 	Patience       time.Duration // how long the message may wait; 0: as the max_wait of each limit allows
 }
 
-// Metadata are the metadata that a client sent with a call.
 type Metadata interface {
 	// Values returns the values of the field with this name, which is in lower case.
 	Values(lower string) []string

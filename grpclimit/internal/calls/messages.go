@@ -44,7 +44,6 @@ func (m *Messages) Received(ctx context.Context, g *Gate, c *Call) (*Refusal, er
 	}
 }
 
-// sleep returns after d. If ctx ends before that, sleep returns the error of ctx.
 func sleep(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

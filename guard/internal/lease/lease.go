@@ -49,7 +49,6 @@ type Store struct {
 // DefaultLife is the default of Options.Life.
 const DefaultLife = time.Second
 
-// New puts a Store around another.
 func New(store penstock.Store, o Options) *Store {
 	if o.Life <= 0 {
 		o.Life = DefaultLife

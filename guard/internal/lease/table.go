@@ -41,7 +41,6 @@ func (t *keyTable) hash(name keyName) uint64 { return maphash.String(t.seed, nam
 
 func (t *keyTable) cell(hash uint64) *keyCell { return &t.cells[hash&uint64(len(t.cells)-1)] }
 
-// find returns the key with this name, or nil.
 func (t *keyTable) find(hash uint64, name keyName) *leasedKey {
 	k := t.cell(hash).first.Load()
 	for k != nil && k.name != name {

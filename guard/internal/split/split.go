@@ -72,7 +72,6 @@ func (s *store) firstSplit(charges []penstock.Charge) (int, *Parts) {
 	return 0, nil
 }
 
-// partsOf returns the parts of a limit, or nil if it is not split.
 func (s *store) partsOf(plan *penstock.Plan) *Parts {
 	if plan == nil {
 		return nil // the store returns the error

@@ -38,7 +38,6 @@ type describer interface {
 	Describe(line func(label string, texts ...string))
 }
 
-// A printer writes lines, each with a label.
 type printer struct{ strings.Builder }
 
 const (

@@ -120,7 +120,6 @@ func (c claims) GetAudience() (gojwt.ClaimStrings, error) {
 	return nil, fmt.Errorf("%w: aud is neither a string nor a list", gojwt.ErrInvalidType)
 }
 
-// stringClaim returns a claim that must be a string, or "" if there is none.
 func (c claims) stringClaim(name string) (string, error) {
 	v, ok := c.Claims[name]
 	if !ok {

@@ -158,7 +158,6 @@ func (f *fetcher) read(ctx context.Context) ([]verifyKey, error) {
 	return keys, nil
 }
 
-// get sends one request for the keys, and returns the keys of the response.
 func (f *fetcher) get(ctx context.Context) ([]verifyKey, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, f.url, nil)
 	if err != nil {

@@ -258,7 +258,6 @@ func isOutsideToken(r rune) bool {
 	return !syntax.IsAlphanumeric(r) && r != '-' && r != '_' && r != '.'
 }
 
-// A FieldError is a mistake in one field of a Config.
 type FieldError struct {
 	Field string // its name in a policy file, such as "jwks_url"
 	Err   error

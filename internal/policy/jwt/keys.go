@@ -56,7 +56,6 @@ var (
 	publicAlgorithms = []string{"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
 )
 
-// Algorithms returns the algorithms that tokens may be signed with.
 func Algorithms() []string { return slices.Concat(secretAlgorithms, publicAlgorithms) }
 
 func isSecretAlgorithm(algorithm string) bool { return slices.Contains(secretAlgorithms, algorithm) }

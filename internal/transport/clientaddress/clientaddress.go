@@ -70,7 +70,6 @@ func New(trusted []string, header string) *Proxies {
 	return p
 }
 
-// A Peer is at the other end of a connection.
 type Peer struct {
 	Address  netip.Addr // without a zone, and never IPv4-mapped; invalid if it has none
 	IsSocket bool       // the connection is a unix socket

@@ -110,8 +110,7 @@ func NewPolicy(name string, plan *penstock.Plan) *Policy {
 	limit := plan.Limit()
 	p := &Policy{name: name, capacity: plan.Capacity()}
 	a := limit.Algorithm
-	window := int64(0)
-	unit := ""
+	window, unit := int64(0), "" // the parameters w and qu; 0 and "": none
 	switch {
 	case a.NeedsHolder():
 		unit = `;qu="concurrent-requests"`
@@ -126,20 +125,15 @@ func NewPolicy(name string, plan *penstock.Plan) *Policy {
 		window = int64(limit.Period / time.Second)
 	}
 
-	item := append([]byte{'"'}, name...)
-	item = append(item, `";q=`...)
-	item = appendInteger(item, p.capacity)
-	item = append(item, unit...)
+	quota := min(p.capacity, maxInteger)
+	p.policyItem = fmt.Sprintf(`"%s";q=%d%s`, name, quota, unit)
 	if window > 0 {
-		item = append(item, ";w="...)
-		item = appendInteger(item, window)
-		p.draft07PolicyItem = fmt.Sprintf("%d;w=%d", min(p.capacity, maxInteger), window)
+		p.policyItem += fmt.Sprintf(";w=%d", window)
+		p.draft07PolicyItem = fmt.Sprintf("%d;w=%d", quota, window)
 	}
-	p.policyItem = string(item)
 	return p
 }
 
-// Policies has the Policy of each limit of some rules.
 type Policies map[*penstock.Plan]*Policy
 
 func PoliciesOf(rules *policy.Rules) Policies {
@@ -349,7 +343,6 @@ func (w *Writer) retrySeconds(quotas []Quota, retryAfter time.Duration) int64 {
 	return max(CeilSeconds(retryAfter), 1)
 }
 
-// A field is one of the fields that a Writer writes.
 type field uint8
 
 const (

@@ -19,7 +19,6 @@ import (
 // ==.
 type Script any
 
-// A Decider decides flights.
 type Decider interface {
 	// ScriptFor returns the uniform script for a batch, or nil if only a mixed script can decide it. A
 	// batch with a uniform script has at most four charges, all of one key and one group.
@@ -308,7 +307,6 @@ func (s *Slots) Flights() (inFlight, queued int) {
 	return inFlight, queued
 }
 
-// all iterates over the Coalescers that Of has made.
 func (s *Slots) all(yield func(*Coalescer) bool) {
 	if bySlot := s.bySlot.Load(); bySlot != nil {
 		for i := range bySlot {

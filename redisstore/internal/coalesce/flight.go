@@ -80,7 +80,6 @@ func (f *Flight) Release() {
 	flightPool.Put(f)
 }
 
-// Len returns how many waiters the flight has.
 func (f *Flight) Len() int { return f.waiters }
 
 // Requests iterates over the requests in the order in which the script decides them: those of a
@@ -220,7 +219,6 @@ func (f *Flight) hasWaiter(w *Waiter) bool {
 	return slices.ContainsFunc(f.requests, func(r Request) bool { return slices.Contains(r.Waiters, w) })
 }
 
-// remove removes a waiter, and returns false if it is not in the flight.
 func (f *Flight) remove(w *Waiter) bool {
 	for i := range f.requests {
 		r := &f.requests[i]

@@ -59,7 +59,6 @@ func copyRequest(c *fasthttp.RequestCtx) (*http.Request, error) {
 	return r, nil
 }
 
-// bodySize returns the size of the body, or -1 if it is not known yet.
 func bodySize(r *fasthttp.Request) int64 {
 	if r.IsBodyStream() {
 		return max(int64(r.Header.ContentLength()), -1)
