@@ -54,9 +54,9 @@ type Shadow struct {
 type request struct {
 	rules               *Rules
 	attributes          Attributes
-	hasStatedKey        bool   // a program states the key and the cost: see EvaluateRule. There are no attributes
-	statedKey           string // if hasStatedKey
-	statedCost          int64  // if hasStatedKey
+	isNamedCall         bool   // a program calls a rule by its name: see EvaluateRule. There are no attributes
+	callerKey           string // the key that the program gives, if isNamedCall
+	callerCost          int64  // the cost that it gives
 	method              string
 	host                string
 	path                string
@@ -249,7 +249,7 @@ func (v *Evaluation) has(r *Rule) bool {
 func (v *Evaluation) apply(m *matcher) {
 	v.Matched = append(v.Matched, m.rule)
 	v.request.matcher = m
-	if m.rule.NewIdentities != nil && !v.request.hasStatedKey {
+	if m.rule.NewIdentities != nil && !v.request.isNamedCall {
 		v.noteInvented(m.rule)
 	}
 	var shadow Shadow
@@ -293,8 +293,8 @@ func (v *Evaluation) sortByOrder() {
 }
 
 func (q *request) charge(l *Limit) penstock.Charge {
-	if q.hasStatedKey {
-		return q.statedCharge(l)
+	if q.isNamedCall {
+		return q.namedCharge(l)
 	}
 	plan := q.planOf(l)
 	return penstock.Charge{Key: q.key(l.Key), Plan: plan, Cost: q.cost(l), Patience: l.Patience, Holder: q.holderOf(plan)}

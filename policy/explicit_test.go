@@ -6,7 +6,7 @@ import (
 	"github.com/penstock/penstock"
 )
 
-func TestEachStatedChargeNeedsALimitWithARule(t *testing.T) {
+func TestEachExplicitChargeNeedsALimitWithARule(t *testing.T) {
 	t.Parallel()
 	rules := namedRules(t, nil)
 	plan := penstock.PerSecond(10).MustCompile()

@@ -38,7 +38,7 @@ func (r *Rules) NoRule(name string) error {
 	return errors.New(text)
 }
 
-// EvaluateRule finds the charges that the rule with this name makes for a caller who states the key
+// EvaluateRule finds the charges that the rule with this name makes for a caller who gives the key
 // and the cost. The key is one that EscapedKey accepts; an address becomes the key of its client. A
 // limit whose identity is Global ignores the key. canEnd means that the caller returns slots of
 // in_flight limits, and reports the status for on_status. The allow list, the deny list and
@@ -69,7 +69,7 @@ func (r *Rules) EvaluateRule(name, key string, cost int64, canEnd bool, v *Evalu
 			return fmt.Errorf("the limit %s counts by address, and the key has none; write one such as ip:192.0.2.7 or ip:2001:db8::/64", l.Name)
 		}
 	}
-	v.request.statedKey, v.request.statedCost, v.request.hasStatedKey = key, cost, true
+	v.request.callerKey, v.request.callerCost, v.request.isNamedCall = key, cost, true
 	v.apply(rule.matchers[0])
 	return nil
 }
@@ -90,13 +90,13 @@ func (l *Limit) checkNamed() error {
 // lastVariant returns the plan of the last tier, which EvaluateRule uses.
 func (l *Limit) lastVariant() *penstock.Plan { return l.Variants[len(l.Variants)-1] }
 
-// statedCharge returns the charge for a limit, with the key and the cost that the caller states.
-func (q *request) statedCharge(l *Limit) penstock.Charge {
+// namedCharge returns the charge for a limit, with the key and the cost that the caller gives.
+func (q *request) namedCharge(l *Limit) penstock.Charge {
 	key := syntax.GlobalKey
 	if !l.Key.Global {
-		key, _ = q.rules.addressKey(l.Key, l.Key.EscapedKey(q.statedKey))
+		key, _ = q.rules.addressKey(l.Key, l.Key.EscapedKey(q.callerKey))
 	}
-	return penstock.Charge{Key: key, Plan: l.lastVariant(), Cost: q.statedCost, Holder: q.holderOf(l.lastVariant())}
+	return penstock.Charge{Key: key, Plan: l.lastVariant(), Cost: q.callerCost, Holder: q.holderOf(l.lastVariant())}
 }
 
 // addressKey returns the key of the client that a key with an address stands for: an IPv6 client is
@@ -117,7 +117,7 @@ func (r *Rules) addressKey(id *Identity, key string) (result string, isClient bo
 	return key, err == nil || value == "unix"
 }
 
-// noAttributes are the Attributes of a caller who states a rule or charges.
+// noAttributes are the Attributes of a caller who names a rule or gives the charges.
 type noAttributes struct{}
 
 func (noAttributes) Lookup(Kind, string) []string     { return nil }

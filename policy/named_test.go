@@ -119,7 +119,7 @@ func TestCallerThatReportsEndsCanCallAnyRule(t *testing.T) {
 }
 
 // A key that a caller states has the counter of the same client over HTTP, whatever its value has.
-func TestStatedKeysAreThoseOfHTTP(t *testing.T) {
+func TestKeysOfNamedCallsAreThoseOfHTTP(t *testing.T) {
 	t.Parallel()
 	rules := namedRules(t, func(s *Spec) { s.Rules[0].Limits[0].Key = &Identity{Kind: "user", Source: Header("X-User")} })
 	for _, value := range []string{"42", "Jörg", "a b", "a,b", "a#1", "100%25", strings.Repeat("z", 140), "a:b", "\xff"} {
@@ -138,7 +138,7 @@ func TestStatedKeysAreThoseOfHTTP(t *testing.T) {
 }
 
 // An address stands for the client that has it: an IPv6 client is its network.
-func TestStatedAddressesAreThoseOfClients(t *testing.T) {
+func TestAddressesOfNamedCallsAreThoseOfClients(t *testing.T) {
 	t.Parallel()
 	for _, identity := range []*Identity{ByAddress(), {FirstOf: []*Identity{By("key", Header("X-Key")), ByAddress()}}} {
 		rules := namedRules(t, func(s *Spec) { s.Rules[0].Limits[0].Key = identity })

@@ -19,7 +19,7 @@ func TestReservedGroupsHaveTheirOwnSettings(t *testing.T) {
 	for group, want := range map[string]guard.FailureMode{
 		reserved.Once + "a":    guard.FailOpen,
 		reserved.Settled + "a": guard.FailClosed,
-		reserved.Stated:        guard.FailDefault,
+		reserved.CallerLimits:  guard.FailDefault,
 		"penstock":             guard.FailDefault,
 	} {
 		plan := penstock.Limit{Group: group, Name: "a", Count: 1, Period: time.Second}.MustCompile()
@@ -31,11 +31,11 @@ func TestReservedGroupsHaveTheirOwnSettings(t *testing.T) {
 
 func TestNoRuleHasAReservedName(t *testing.T) {
 	t.Parallel()
-	spec, err := Simple(reserved.Stated, Global(), guard.FailOpen, penstock.PerSecond(1))
+	spec, err := Simple(reserved.CallerLimits, Global(), guard.FailOpen, penstock.PerSecond(1))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := New(spec); err == nil || !strings.Contains(err.Error(), "are reserved; rename it") {
-		t.Errorf("New with a rule called %q returns the error %v; want an error that the name is reserved", reserved.Stated, err)
+		t.Errorf("New with a rule called %q returns the error %v; want an error that the name is reserved", reserved.CallerLimits, err)
 	}
 }

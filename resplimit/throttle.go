@@ -10,11 +10,11 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/cache"
-	"github.com/penstock/penstock/internal/stated"
+	"github.com/penstock/penstock/internal/callerlimits"
 )
 
 // maxPeriodSeconds is the longest period of a limit, 366 days.
-const maxPeriodSeconds = int64(stated.MaxPeriod / time.Second)
+const maxPeriodSeconds = int64(callerlimits.MaxPeriod / time.Second)
 
 // The texts of errors about arguments.
 const (
@@ -85,7 +85,7 @@ func checkNumbers(k kind, values [4]int64) (n numbers, quantity int64, problem s
 	case quantity > penstock.MaxCost:
 		problem = fmt.Sprintf("ERR the quantity is %d; the largest is %d", quantity, int64(penstock.MaxCost))
 	default:
-		if largest := stated.MaxBurst(count, time.Duration(period)*time.Second) - extra; burst > largest {
+		if largest := callerlimits.MaxBurst(count, time.Duration(period)*time.Second) - extra; burst > largest {
 			problem = fmt.Sprintf("ERR max_burst is %d, which takes longer than 366 days to refill at this rate; the largest is %d", burst, largest)
 		}
 	}

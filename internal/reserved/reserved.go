@@ -15,8 +15,8 @@ const (
 	// store gives no answer, nothing is corrected.
 	Settled = Prefix + "settled."
 
-	// Stated is the group of limits that callers send themselves.
-	Stated = Prefix + "stated"
+	// CallerLimits is the group of limits that callers send with their requests.
+	CallerLimits = Prefix + "caller-limits"
 
 	// NewIdentities is the name of the limit of a rule's new_identities, in metrics and responses.
 	NewIdentities = "new-identities"

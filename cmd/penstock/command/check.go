@@ -29,7 +29,7 @@ func newCheck() *cobra.Command {
 		Long: "check sends one request to the check API of a running instance, and prints its decision. The request is one of these:\n" +
 			"  a path or URL with --request, --header, --descriptor and --from   the policy decides, as in the proxy\n" +
 			"  --rule and --key                                                  this rule decides under the key, such as user:42\n" +
-			"  --limit and --key                                                 this limit decides, if allow_stated_limits permits it\n" +
+			"  --limit and --key                                                 this limit decides, if allow_caller_limits permits it\n" +
 			"An allowed request is charged. With --cost 0 nothing is, and the answer has what is left. The token comes from\n" +
 			"PENSTOCK_CALLER_TOKEN or PENSTOCK_CALLER_TOKEN_FILE, and the default address from PENSTOCK_API.\n\n" +
 			"Exit status: 0 allowed, 3 denied, 2 the request is wrong, 4 the token is wrong or missing, 5 no decision.",

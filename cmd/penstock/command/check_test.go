@@ -16,7 +16,7 @@ func TestCheckAnswersByItsExitStatus(t *testing.T) {
 		"  - {name: rides, match: {method: POST, path: /rides, host: api.example.com}, per: {key: header X-API-Key}, limits: [{rate: 1/h}]}\n"+
 		"  - {name: queries, match: {path: /queries}, per: {key: query k}, limits: [{rate: 1/h}]}\n")
 	socket := filepath.Join(t.TempDir(), "api.sock")
-	startProcess(t, "--config="+config, "--api=unix:"+socket, "--caller-token="+token, "--allow-stated-limits")
+	startProcess(t, "--config="+config, "--api=unix:"+socket, "--caller-token="+token, "--allow-caller-limits")
 	t.Setenv("PENSTOCK_API", "unix:"+socket)
 	rides := []string{"http://api.example.com/rides", "-X", "POST", "-H", "X-API-Key: a"}
 	for _, c := range []struct {

@@ -40,7 +40,7 @@ func (s *Service) admit(ctx context.Context, check *validCheck, o admission.Requ
 		call.RequestOptions = o
 		return answerTo(s.controller.AdmitRule(ctx, call))
 	}
-	charges := *check.stated
+	charges := *check.callerLimits
 	charges.RequestOptions = o
 	return answerTo(s.controller.AdmitCharges(ctx, charges))
 }

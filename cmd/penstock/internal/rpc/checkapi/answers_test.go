@@ -209,14 +209,14 @@ rules:
 	if answer := s.call("/v1/explain", `{"attributes":{"path":"/search","address":"192.0.2.1"}}`); answer["list"] != "allow" || len(answer.list("charges")) != 0 {
 		t.Errorf("a client on the allow list: %v; want list allow, and no charges", answer)
 	}
-	stated := `{"key":"a","limits":[{"rate":"9/h"}],"cost":4}`
-	if charges := s.call("/v1/explain", stated).list("charges"); len(charges) != 1 || charges[0]["limit"] != "hour" || charges[0]["key"] != "a" || charges[0]["cost"] != 4.0 {
-		t.Errorf("a stated limit has the charges %v; want 4 units of hour under the key a", charges)
+	callerLimit := `{"key":"a","limits":[{"rate":"9/h"}],"cost":4}`
+	if charges := s.call("/v1/explain", callerLimit).list("charges"); len(charges) != 1 || charges[0]["limit"] != "hour" || charges[0]["key"] != "a" || charges[0]["cost"] != 4.0 {
+		t.Errorf("a caller limit has the charges %v; want 4 units of hour under the key a", charges)
 	}
-	s.call("/v1/check", stated)
-	s.call("/v1/reset", stated)
-	if n := s.left(stated, "hour"); n != 9 {
-		t.Errorf("after a reset of a stated limit, %d units are left; want 9", n)
+	s.call("/v1/check", callerLimit)
+	s.call("/v1/reset", callerLimit)
+	if n := s.left(callerLimit, "hour"); n != 9 {
+		t.Errorf("after a reset of a caller limit, %d units are left; want 9", n)
 	}
 	named := s.call("/v1/explain", `{"rule":"search","key":"user:1"}`)
 	if rules := named.list("rules"); len(rules) != 1 || rules[0]["name"] != "search" || rules[0]["applies"] != true {
@@ -258,16 +258,16 @@ rules: [{name: search, per: {user: header X-User}, limits: [{name: secret, rate:
 	}
 }
 
-// The cache of stated limits stays within its bound, and returns the same limit again.
-func TestCacheOfStatedLimitsHasABound(t *testing.T) {
-	s := newStatedLimits()
+// The cache of caller limits stays within its bound, and returns the same limit again.
+func TestCacheOfCallerLimitsHasABound(t *testing.T) {
+	s := newCallerLimits()
 	for i := range 1500 {
-		stated := spec{Name: fmt.Sprint("l", i), Rate: "1/s"}
-		first, err := s.limitOf(stated, "limits[0]")
+		wanted := spec{Name: fmt.Sprint("l", i), Rate: "1/s"}
+		first, err := s.limitOf(wanted, "limits[0]")
 		if err != nil {
 			t.Fatal(err)
 		}
-		if again, err := s.limitOf(stated, "limits[0]"); err != nil || again != first {
+		if again, err := s.limitOf(wanted, "limits[0]"); err != nil || again != first {
 			t.Fatalf("the limit %d is %p, and later %p, %v; want the same", i, first, again, err)
 		}
 		if n := s.compiled.Len(); n != min(i+1, 1024) {

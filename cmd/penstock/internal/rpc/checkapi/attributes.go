@@ -30,7 +30,7 @@ type attributes struct {
 	headers     map[string][]string             // by canonical name
 	descriptors map[string]string
 	address     netip.Addr
-	bodySize    int64 // -1 if it is not stated
+	bodySize    int64 // -1 if the caller does not give it
 }
 
 func (a *attributes) Lookup(kind policy.Kind, name string) []string {
@@ -59,7 +59,7 @@ func (a *attributes) HasHeader(test func(name string) bool) bool {
 
 func (a *attributes) Address() netip.Addr { return a.address }
 
-// BodySize returns 0 for a size that is not stated, because it does not become known later.
+// BodySize returns 0 for a size that the caller does not give, because it does not become known later.
 // obstacleTo refuses the request if a limit charges by the size.
 func (a *attributes) BodySize() int64 { return max(a.bodySize, 0) }
 

@@ -168,8 +168,8 @@ func (check *validCheck) evaluateRule(rules *policy.Rules, v *policy.Evaluation)
 
 // appendTo adds the charges of a check without attributes to c.
 func (check *validCheck) appendTo(c *admission.ExplicitCharges, rules *policy.Rules) error {
-	if check.stated != nil {
-		c.Charges, c.Limits = append(c.Charges, check.stated.Charges...), append(c.Limits, check.stated.Limits...)
+	if check.callerLimits != nil {
+		c.Charges, c.Limits = append(c.Charges, check.callerLimits.Charges...), append(c.Limits, check.callerLimits.Limits...)
 		return nil
 	}
 	var evaluation policy.Evaluation

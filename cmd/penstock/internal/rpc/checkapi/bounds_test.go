@@ -29,7 +29,7 @@ func TestBoundsOfRequestsAreExact(t *testing.T) {
 	attribute := func(format string, values ...any) string {
 		return `{"attributes":{` + fmt.Sprintf(format, values...) + `}}`
 	}
-	stated := func(limits string) string { return `{"key":"a","limits":[` + limits + `]}` }
+	callerLimits := func(limits string) string { return `{"key":"a","limits":[` + limits + `]}` }
 	check := func(more string) string { return `{"rule":"search","key":"user:2"` + more + `}` }
 	// headersOf returns 32 headers, which together have the given number of bytes.
 	headersOf := func(bytes int) string {
@@ -66,20 +66,20 @@ func TestBoundsOfRequestsAreExact(t *testing.T) {
 		"cost":              {accepted: check(`,"cost":2251799813685247`), refused: check(`,"cost":2251799813685249`), want: "cost: write 0 to"},
 		"no cost":           {accepted: check(`,"cost":0`), refused: check(`,"cost":-1`), want: "cost: write 0 to"},
 		"request_id":        {path: "/v1/check", accepted: check(`,"request_id":"` + wide(128) + `"`), refused: check(`,"request_id":"` + wide(129) + `"`), want: "request_id: it is longer than 128"},
-		"limits":            {accepted: stated(rates(16)), refused: stated(rates(17)), want: "limits: there are 17"},
-		"rate":              {accepted: stated(`{"rate":"1/s` + strings.Repeat(" ", 61) + `"}`), refused: stated(`{"rate":"1/s` + strings.Repeat(" ", 62) + `"}`), want: "limits[0].rate: it is longer than 64 bytes"},
-		"burst":             {accepted: stated(`{"rate":"1000000/s","burst":1000000000000}`), refused: stated(`{"rate":"1000000/s","burst":1000000000001}`), want: "limits[0].burst: write 1 to"},
-		"equal bursts":      {accepted: stated(`{"rate":"1/s, burst 3","burst":3}`), refused: stated(`{"rate":"1/s, burst 3","burst":4}`), want: "states another burst"},
-		"in_flight":         {accepted: stated(`{"in_flight":10000}`), refused: stated(`{"in_flight":10001}`), want: "limits[0].in_flight: write 1 to 10000"},
-		"negative slots":    {accepted: stated(`{"in_flight":1}`), refused: stated(`{"in_flight":-1}`), want: "limits[0].in_flight: write 1 to 10000"},
-		"slots and burst":   {accepted: stated(`{"in_flight":1,"ttl_ms":1000}`), refused: stated(`{"in_flight":1,"burst":1}`), want: "limits[0]: a limit with in_flight has no burst"},
-		"slots, algorithm":  {accepted: stated(`{"in_flight":1,"ttl_ms":86400000}`), refused: stated(`{"in_flight":1,"algorithm":"x"}`), want: "limits[0]: a limit with in_flight has no burst"},
-		"short ttl":         {accepted: stated(`{"in_flight":1,"ttl_ms":1000}`), refused: stated(`{"in_flight":1,"ttl_ms":999}`), want: "limits[0].ttl_ms: write 1000 to 86400000"},
-		"long ttl":          {accepted: stated(`{"in_flight":1,"ttl_ms":86400000}`), refused: stated(`{"in_flight":1,"ttl_ms":86400001}`), want: "limits[0].ttl_ms: write 1000 to 86400000"},
-		"entries":           {accepted: stated(`{"rate":"10000/d","algorithm":"sliding-log"}`), refused: stated(`{"rate":"10001/d","algorithm":"sliding-log"}`), want: "limits[0]: it keeps an entry"},
-		"burst of a rate":   {accepted: stated(`{"rate":"1/s","burst":31622400}`), refused: stated(`{"rate":"1/s","burst":31622401}`), want: "limits[0]: a burst of 31622401 takes longer than 366 days"},
-		"period":            {accepted: stated(`{"rate":"1 per 366d"}`), refused: stated(`{"rate":"1 per 31622401s"}`), want: "limits[0].rate: the period is 8784h0m1s; the longest"},
-		"exact rates":       {accepted: stated(`{"rate":"71 per 365d"}`), refused: stated(`{"rate":"7919 per 365d"}`), want: "burst 7919 (the default is the count) is too large"},
+		"limits":            {accepted: callerLimits(rates(16)), refused: callerLimits(rates(17)), want: "limits: there are 17"},
+		"rate":              {accepted: callerLimits(`{"rate":"1/s` + strings.Repeat(" ", 61) + `"}`), refused: callerLimits(`{"rate":"1/s` + strings.Repeat(" ", 62) + `"}`), want: "limits[0].rate: it is longer than 64 bytes"},
+		"burst":             {accepted: callerLimits(`{"rate":"1000000/s","burst":1000000000000}`), refused: callerLimits(`{"rate":"1000000/s","burst":1000000000001}`), want: "limits[0].burst: write 1 to"},
+		"equal bursts":      {accepted: callerLimits(`{"rate":"1/s, burst 3","burst":3}`), refused: callerLimits(`{"rate":"1/s, burst 3","burst":4}`), want: "states another burst"},
+		"in_flight":         {accepted: callerLimits(`{"in_flight":10000}`), refused: callerLimits(`{"in_flight":10001}`), want: "limits[0].in_flight: write 1 to 10000"},
+		"negative slots":    {accepted: callerLimits(`{"in_flight":1}`), refused: callerLimits(`{"in_flight":-1}`), want: "limits[0].in_flight: write 1 to 10000"},
+		"slots and burst":   {accepted: callerLimits(`{"in_flight":1,"ttl_ms":1000}`), refused: callerLimits(`{"in_flight":1,"burst":1}`), want: "limits[0]: a limit with in_flight has no burst"},
+		"slots, algorithm":  {accepted: callerLimits(`{"in_flight":1,"ttl_ms":86400000}`), refused: callerLimits(`{"in_flight":1,"algorithm":"x"}`), want: "limits[0]: a limit with in_flight has no burst"},
+		"short ttl":         {accepted: callerLimits(`{"in_flight":1,"ttl_ms":1000}`), refused: callerLimits(`{"in_flight":1,"ttl_ms":999}`), want: "limits[0].ttl_ms: write 1000 to 86400000"},
+		"long ttl":          {accepted: callerLimits(`{"in_flight":1,"ttl_ms":86400000}`), refused: callerLimits(`{"in_flight":1,"ttl_ms":86400001}`), want: "limits[0].ttl_ms: write 1000 to 86400000"},
+		"entries":           {accepted: callerLimits(`{"rate":"10000/d","algorithm":"sliding-log"}`), refused: callerLimits(`{"rate":"10001/d","algorithm":"sliding-log"}`), want: "limits[0]: it keeps an entry"},
+		"burst of a rate":   {accepted: callerLimits(`{"rate":"1/s","burst":31622400}`), refused: callerLimits(`{"rate":"1/s","burst":31622401}`), want: "limits[0]: a burst of 31622401 takes longer than 366 days"},
+		"period":            {accepted: callerLimits(`{"rate":"1 per 366d"}`), refused: callerLimits(`{"rate":"1 per 31622401s"}`), want: "limits[0].rate: the period is 8784h0m1s; the longest"},
+		"exact rates":       {accepted: callerLimits(`{"rate":"71 per 365d"}`), refused: callerLimits(`{"rate":"7919 per 365d"}`), want: "burst 7919 (the default is the count) is too large"},
 		"short reservation": {path: "/v1/reserve", accepted: `{"check":` + check("") + `,"ttl_ms":1000}`, refused: `{"check":` + check("") + `,"ttl_ms":999}`, want: "ttl_ms: write 1000 to 86400000"},
 		"long reservation":  {path: "/v1/reserve", accepted: `{"check":` + check("") + `,"ttl_ms":86400000}`, refused: `{"check":` + check("") + `,"ttl_ms":86400001}`, want: "ttl_ms: write 1000 to 86400000"},
 		"holder":            {path: "/v1/acquire", accepted: `{"check":{"rule":"jobs","key":"user:2"},"holder":"` + wide(128) + `"}`, refused: `{"check":{"rule":"jobs","key":"user:2"},"holder":"` + wide(129) + `"}`, want: "holder: it is longer than 128"},

@@ -205,7 +205,7 @@ func TestInvalidRequestsAreRefused(t *testing.T) {
 		`{"key":"a","limits":[{"rate":"10001/d","algorithm":"sliding-log"}]}`:   "limits[0]: it keeps an entry for each of 10001 units",
 		`{"key":"a","limits":[{"in_flight":10001}]}`:                            "limits[0].in_flight: write 1 to 10000",
 		`{"key":"a","limits":[{"in_flight":1}]}`:                                "whose slot must be returned",
-		`{"key":"a","limits":[{"rate":"1 per 2900d"}]}`:                         "limits[0].rate: the period is 69600h; the longest of a stated limit is 366 days",
+		`{"key":"a","limits":[{"rate":"1 per 2900d"}]}`:                         "limits[0].rate: the period is 69600h; the longest of a caller limit is 366 days",
 		`{"key":"a","limits":[{"rate":"1/d","burst":367}]}`:                     "limits[0]: a burst of 367 takes longer than 366 days to refill at this rate; the largest is 366",
 		`{"key":"a","limits":[{"in_flight":1,"rate":"1/s"}]}`:                   "limits[0]: it has both rate and in_flight",
 		`{"key":"` + strings.Repeat("a", 4097) + `","limits":[{"rate":"1/s"}]}`: "key: it is longer than 1024 characters",
@@ -327,9 +327,9 @@ func TestTokensAndOptionsDecideWhoMayCall(t *testing.T) {
 	if w := withoutTokens.send(callerToken, "/v1/check", body); w.Code != 401 {
 		t.Errorf("a service without tokens, called with a token: %d %s; want 401", w.Code, w.Body)
 	}
-	withoutStated := newService(t, func(o *Options) { o.AllowStatedLimits = false })
-	if w := withoutStated.send(operatorToken, "/v1/check", `{"key":"a","limits":[{"rate":"1/s"}]}`); w.Code != 403 || !strings.Contains(w.Body.String(), "start the service with allow-stated-limits") {
-		t.Errorf("stated limits without AllowStatedLimits: %d %s; want 403 and the remedy", w.Code, w.Body)
+	withoutCallerLimits := newService(t, func(o *Options) { o.AllowCallerLimits = false })
+	if w := withoutCallerLimits.send(operatorToken, "/v1/check", `{"key":"a","limits":[{"rate":"1/s"}]}`); w.Code != 403 || !strings.Contains(w.Body.String(), "start the service with allow-caller-limits") {
+		t.Errorf("caller limits without AllowCallerLimits: %d %s; want 403 and the remedy", w.Code, w.Body)
 	}
 }
 
@@ -378,7 +378,7 @@ func TestOnFailureDecidesWhileTheStoreFails(t *testing.T) {
 	local := newServiceOf(t, rules, failingStore(penstock.ReasonUnreachable))
 	for i, want := range []bool{true, true, true, false} {
 		if answer := local.call("/v1/check", `{"key":"a","limits":[{"rate":"3/min"}]}`); answer["allowed"] != want || answer["source"] != "fallback" {
-			t.Errorf("call %d with a stated limit: %v; want allowed %t by the fallback", i, answer, want)
+			t.Errorf("call %d with a caller limit: %v; want allowed %t by the fallback", i, answer, want)
 		}
 	}
 }

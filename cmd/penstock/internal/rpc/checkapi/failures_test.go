@@ -133,7 +133,7 @@ func TestIDsOfRemovedLimits(t *testing.T) {
 		charge         idCharge
 		renew, release int
 	}{
-		"a limit of the policy": {gone, 409, 200}, "a stated limit": {unreadable, 409, 200}, "a removed variant": {moved, 200, 200},
+		"a limit of the policy": {gone, 409, 200}, "a caller limit": {unreadable, 409, 200}, "a removed variant": {moved, 200, 200},
 	} {
 		hold, err := s.idCipher.encrypt(holdKind, &idContent{Name: "a", Charges: []idCharge{c.charge}})
 		if err != nil {

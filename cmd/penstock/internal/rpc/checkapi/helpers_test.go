@@ -99,7 +99,7 @@ func newServiceOn(t testing.TB, store penstock.Store, c *clock, change ...func(*
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := Options{CallerToken: []byte(callerToken), OperatorToken: []byte(operatorToken), AllowStatedLimits: true, Secret: []byte("secret of all instances")}
+	o := Options{CallerToken: []byte(callerToken), OperatorToken: []byte(operatorToken), AllowCallerLimits: true, Secret: []byte("secret of all instances")}
 	for _, set := range change {
 		set(&o)
 	}
@@ -126,7 +126,7 @@ func newServiceOf(t testing.TB, text string, store penstock.Store) *testService 
 	if err != nil {
 		t.Fatal(err)
 	}
-	service, err := New(store, controller, Options{CallerToken: []byte(callerToken), OperatorToken: []byte(operatorToken), AllowStatedLimits: true, Secret: []byte("secret of all instances")})
+	service, err := New(store, controller, Options{CallerToken: []byte(callerToken), OperatorToken: []byte(operatorToken), AllowCallerLimits: true, Secret: []byte("secret of all instances")})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -29,8 +29,8 @@ type idContent struct {
 }
 
 type idCharge struct {
-	Rule    string `json:"r,omitempty"` // empty for a stated limit
-	Limit   string `json:"l,omitempty"` // empty for a stated limit
+	Rule    string `json:"r,omitempty"` // empty for a caller limit
+	Limit   string `json:"l,omitempty"` // empty for a caller limit
 	Variant int    `json:"v,omitempty"` // the index of the plan in policy.Limit.Variants
 	Spec    *spec  `json:"s,omitempty"` // nil for a limit of the policy
 	Key     string `json:"k"`
@@ -112,8 +112,8 @@ func (s *Service) idContentOf(check *validCheck, grants []admission.Grant) *idCo
 	for i := range grants {
 		g := &grants[i]
 		c := idCharge{Key: g.Charge.Key, Cost: g.Charge.Cost, Holder: g.Charge.Holder, Receipt: g.Charge.Receipt}
-		if stated := check.specOf(&g.Charge); stated != nil {
-			c.Spec = stated
+		if spec := check.specOf(&g.Charge); spec != nil {
+			c.Spec = spec
 		} else {
 			c.Rule, c.Limit = g.Limit.Rule.Name, g.Limit.Name
 			for v, plan := range g.Limit.Variants {
@@ -129,10 +129,10 @@ func (s *Service) idContentOf(check *validCheck, grants []admission.Grant) *idCo
 
 // specOf returns the spec of a charge, or nil if its limit is one of the policy.
 func (check *validCheck) specOf(c *penstock.Charge) *spec {
-	if check.stated == nil {
+	if check.callerLimits == nil {
 		return nil
 	}
-	if i := slices.IndexFunc(check.stated.Charges, func(one penstock.Charge) bool { return one.Plan == c.Plan }); i >= 0 {
+	if i := slices.IndexFunc(check.callerLimits.Charges, func(one penstock.Charge) bool { return one.Plan == c.Plan }); i >= 0 {
 		return &check.specs[i]
 	}
 	return nil
@@ -146,11 +146,11 @@ func (s *Service) grantsOf(content *idContent) (grants []admission.Grant) {
 		c := &content.Charges[i]
 		g := admission.Grant{Charge: penstock.Charge{Key: c.Key, Cost: c.Cost, Holder: c.Holder, Receipt: c.Receipt}}
 		if c.Spec != nil {
-			stated, err := s.stated.limitOf(*c.Spec, "limits")
+			own, err := s.callerLimits.limitOf(*c.Spec, "limits")
 			if err != nil {
 				continue
 			}
-			g.Charge.Plan, g.Limit = stated.plan, stated.limit
+			g.Charge.Plan, g.Limit = own.plan, own.limit
 		} else {
 			if g.Limit = rules.Limit(c.Rule, c.Limit); g.Limit == nil {
 				continue

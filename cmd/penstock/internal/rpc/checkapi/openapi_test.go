@@ -95,7 +95,7 @@ const (
 var bounds = map[string]entry{
 	"CheckRequest.rule":             {"pattern": namePattern},
 	"CheckRequest.key":              {"minLength": 1, "maxLength": maxKey},
-	"CheckRequest.limits":           {"minItems": 1, "maxItems": maxStated},
+	"CheckRequest.limits":           {"minItems": 1, "maxItems": maxCallerLimits},
 	"CheckRequest.cost":             {"minimum": 0, "maximum": int64(penstock.MaxCost)},
 	"CheckRequest.request_id":       {"minLength": 1, "maxLength": maxID},
 	"Attributes.method":             {"pattern": tokenPattern, "maxLength": maxMethod},
@@ -301,9 +301,9 @@ func (w *schemaWriter) addRequests(file protoreflect.FileDescriptor) {
 	}
 }
 
-// titles returns the names of the algorithms that a stated limit with a rate may have.
+// titles returns the names of the algorithms that a caller limit with a rate may have.
 func titles() (all []string) {
-	for _, a := range StatedAlgorithms() {
+	for _, a := range CallerLimitAlgorithms() {
 		if !a.NeedsHolder() {
 			all = append(all, a.Title())
 		}

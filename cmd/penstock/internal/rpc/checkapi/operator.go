@@ -46,7 +46,7 @@ func (s *Service) evaluate(r *penstockv1.CheckRequest) (*validCheck, *policy.Eva
 	case check.rule != nil:
 		err = check.evaluateRule(check.rules, evaluation)
 	default:
-		err = check.rules.EvaluateCharges(check.stated.Charges, check.stated.Limits, nil, evaluation)
+		err = check.rules.EvaluateCharges(check.callerLimits.Charges, check.callerLimits.Limits, nil, evaluation)
 	}
 	if err != nil {
 		return nil, nil, failf(codes.FailedPrecondition, "%s", withoutKind(err))

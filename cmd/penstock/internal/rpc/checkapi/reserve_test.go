@@ -40,7 +40,7 @@ func TestSettleCorrectsAReservationOnce(t *testing.T) {
 	const tokens = `{"attributes":{"path":"/tokens","headers":{"X-User":"1"}}}`
 	const login = `{"attributes":{"path":"/login","address":"192.0.2.7"}}`
 	const search = `{"rule":"search","key":"user:1","cost":2}`
-	const stated = `{"key":"a","limits":[{"rate":"100/h"}],"cost":40}`
+	const callerLimit = `{"key":"a","limits":[{"rate":"100/h"}],"cost":40}`
 	for _, c := range []struct {
 		check, settle     string
 		limit             string
@@ -57,8 +57,8 @@ func TestSettleCorrectsAReservationOnce(t *testing.T) {
 		{check: search, settle: `"actual":1`, limit: "search.minute", reserved: 1, settled: 2},
 		{check: search, settle: `"actual":1`, limit: "search.day", reserved: 8, settled: 9},
 		{check: search, settle: `"cancel":true`, limit: "search.day", reserved: 8, settled: 10},
-		{check: stated, settle: `"actual":1`, limit: "hour", reserved: 60, settled: 99},
-		{check: stated, settle: `"cancel":true`, limit: "hour", reserved: 60, settled: 100},
+		{check: callerLimit, settle: `"actual":1`, limit: "hour", reserved: 60, settled: 99},
+		{check: callerLimit, settle: `"cancel":true`, limit: "hour", reserved: 60, settled: 100},
 	} {
 		s := newService(t)
 		id := s.reserve(`{"check":` + c.check + `}`)
@@ -293,7 +293,7 @@ func TestInvalidReservationIDsAreRefused(t *testing.T) {
 func TestIDsOfLongKeysAreAccepted(t *testing.T) {
 	s := newService(t)
 	limits := []string{`{"in_flight":1}`}
-	for i := range maxStated - 1 {
+	for i := range maxCallerLimits - 1 {
 		limits = append(limits, fmt.Sprintf(`{"name":"limit-%d","rate":"9/h"}`, i))
 	}
 	check := `{"check":{"key":"` + strings.Repeat("<", maxKey) + `","limits":[` + strings.Join(limits, ",") + `]}`
@@ -429,11 +429,11 @@ func TestSlotsAreHeldUntilTheyAreReleased(t *testing.T) {
 			t.Errorf("an Acquire with %.100s: %d %s; want status 400 or 409 with %q", body, w.Code, w.Body, want)
 		}
 	}
-	stated := s.call("/v1/acquire", `{"check":{"key":"b","limits":[{"in_flight":1,"ttl_ms":5000},{"rate":"9/h"}]}}`)
-	if stated["expires_in_ms"] != 5000.0 {
-		t.Errorf("a hold of a stated limit: %v; want that it expires in 5 s", stated)
+	callerLimit := s.call("/v1/acquire", `{"check":{"key":"b","limits":[{"in_flight":1,"ttl_ms":5000},{"rate":"9/h"}]}}`)
+	if callerLimit["expires_in_ms"] != 5000.0 {
+		t.Errorf("a hold of a caller limit: %v; want that it expires in 5 s", callerLimit)
 	}
-	s.call("/v1/release", `{"id":"`+stated["id"].(string)+`"}`)
+	s.call("/v1/release", `{"id":"`+callerLimit["id"].(string)+`"}`)
 	if n := s.left(`{"key":"b","limits":[{"in_flight":1,"ttl_ms":5000}]}`, "in-flight"); n != 1 {
 		t.Errorf("%d slots are free after the release; want 1", n)
 	}

@@ -25,9 +25,9 @@ type Options struct {
 	// still need the operator token.
 	AllowAnonymous bool
 
-	// AllowStatedLimits accepts limits that callers state in their requests. Their counters are in the
-	// group reserved.Stated. Default: callers can only use the limits of the policy.
-	AllowStatedLimits bool
+	// AllowCallerLimits accepts limits that callers send with their requests. Their counters are in
+	// the group reserved.CallerLimits. Default: callers can only use the limits of the policy.
+	AllowCallerLimits bool
 
 	// AuthFailed is called for each call over HTTP that is refused because its token is missing,
 	// wrong or insufficient: no_token, wrong_token or not_operator. Anyone can send such calls, so
@@ -66,12 +66,12 @@ const (
 // methods with the names of calls need an authenticated caller: for Peek, Reset and Explain an
 // operator.
 type Service struct {
-	store      penstock.Store
-	controller *admission.Controller
-	options    Options
-	tokens     tokens
-	stated     *statedLimits
-	idCipher   *idCipher
+	store        penstock.Store
+	controller   *admission.Controller
+	options      Options
+	tokens       tokens
+	callerLimits *callerLimits
+	idCipher     *idCipher
 
 	parallel *atomic.Int64 // goroutines that batches have started; at most MaxParallel
 }
@@ -99,7 +99,7 @@ func New(store penstock.Store, controller *admission.Controller, o Options) (*Se
 		secret = []byte(rand.Text())
 	}
 	return &Service{
-		store: store, controller: controller, options: o, tokens: newTokens(o), stated: newStatedLimits(), idCipher: newIDCipher(secret, o.Region),
+		store: store, controller: controller, options: o, tokens: newTokens(o), callerLimits: newCallerLimits(), idCipher: newIDCipher(secret, o.Region),
 		parallel: new(atomic.Int64),
 	}, nil
 }

@@ -34,15 +34,15 @@ const (
 	operating                // Peek, Reset and Explain: the call charges nothing
 )
 
-// A validCheck is a validated CheckRequest. One of attributes, rule and stated is set.
+// A validCheck is a validated CheckRequest. One of attributes, rule and callerLimits is set.
 type validCheck struct {
-	attributes *attributes
-	rule       *admission.RuleCall
-	stated     *admission.ExplicitCharges
-	specs      []spec // of the charges of stated, in the same order
-	rules      *policy.Rules
-	id         string // the request_id
-	purpose    purpose
+	attributes   *attributes
+	rule         *admission.RuleCall
+	callerLimits *admission.ExplicitCharges
+	specs        []spec // of the charges of callerLimits, in the same order
+	rules        *policy.Rules
+	id           string // the request_id
+	purpose      purpose
 }
 
 // read validates a request. In errors, the prefix stands before the name of a field: with the
@@ -115,35 +115,35 @@ func prefixed(prefix string, err error) error {
 
 func (s *Service) readLimits(check *validCheck, r *penstockv1.CheckRequest, cost int64, prefix string) error {
 	switch {
-	case !s.options.AllowStatedLimits:
-		return errStatedLimits
-	case len(r.Limits) > maxStated:
-		return invalid(prefix+"limits", "there are %d; at most %d are allowed", len(r.Limits), maxStated)
+	case !s.options.AllowCallerLimits:
+		return errCallerLimits
+	case len(r.Limits) > maxCallerLimits:
+		return invalid(prefix+"limits", "there are %d; at most %d are allowed", len(r.Limits), maxCallerLimits)
 	case r.GetKey() == "":
 		return invalid(prefix+"key", "it is missing; name the client whom the limits are for, such as user:42")
 	}
-	check.stated = new(admission.ExplicitCharges)
+	check.callerLimits = new(admission.ExplicitCharges)
 	for i, l := range r.Limits {
 		at := fmt.Sprintf("%slimits[%d]", prefix, i)
-		stated, err := s.stated.limitOf(specOf(l), at)
+		own, err := s.callerLimits.limitOf(specOf(l), at)
 		if err != nil {
 			return err
 		}
-		if why := check.obstacleTo(stated.limit); why != nil {
+		if why := check.obstacleTo(own.limit); why != nil {
 			return failf(codes.FailedPrecondition, "%s: %v", at, why)
 		}
-		c := penstock.Charge{Key: r.GetKey(), Plan: stated.plan, Cost: cost}
-		if stated.plan.Algorithm().OwnsRefunds() {
+		c := penstock.Charge{Key: r.GetKey(), Plan: own.plan, Cost: cost}
+		if own.plan.Algorithm().OwnsRefunds() {
 			c.Holder = randomName()
 		}
-		for _, other := range check.stated.Charges {
-			if other.Plan.Name() == stated.plan.Name() {
-				return conflict(at+".name", "two limits are called %q; give one another name", stated.plan.Name())
+		for _, other := range check.callerLimits.Charges {
+			if other.Plan.Name() == own.plan.Name() {
+				return conflict(at+".name", "two limits are called %q; give one another name", own.plan.Name())
 			}
 		}
-		check.stated.Charges = append(check.stated.Charges, c)
-		check.stated.Limits = append(check.stated.Limits, stated.limit)
-		check.specs = append(check.specs, stated.spec)
+		check.callerLimits.Charges = append(check.callerLimits.Charges, c)
+		check.callerLimits.Limits = append(check.callerLimits.Limits, own.limit)
+		check.specs = append(check.specs, own.spec)
 	}
 	return nil
 }

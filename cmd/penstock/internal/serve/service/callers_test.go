@@ -369,7 +369,7 @@ func TestConnectedRedisClientsAreCounted(t *testing.T) {
 
 // A service whose callers state their limits needs no policy. The migration page of gubernator
 // shows how to start it, and a call.
-func TestStatedLimitsNeedNoPolicy(t *testing.T) {
+func TestCallerLimitsNeedNoPolicy(t *testing.T) {
 	page, err := os.ReadFile("../../../../../docs/migrate/gubernator.md")
 	if err != nil {
 		t.Fatal(err)
@@ -386,18 +386,18 @@ func TestStatedLimitsNeedNoPolicy(t *testing.T) {
 		t.Fatal("a page has no command or no call; want one command, and a call in each page")
 	}
 	arguments := strings.Fields(line[1])
-	want := []string{"--api", "127.0.0.1:8090", "--allow-stated-limits"}
+	want := []string{"--api", "127.0.0.1:8090", "--allow-caller-limits"}
 	if !slices.Equal(arguments, want) {
 		t.Fatalf("the page has the arguments %q; want %q, which this test starts with another port", arguments, want)
 	}
 	for _, listener := range []string{"api", "grpc"} {
 		t.Run(listener, func(t *testing.T) {
-			r := start(t, nil, map[string]string{listener: "127.0.0.1:0", "allow-stated-limits": "true"})
+			r := start(t, nil, map[string]string{listener: "127.0.0.1:0", "allow-caller-limits": "true"})
 			if listener == "grpc" {
 				limit := &penstockv1.Limit{Rate: "1/h"}
 				answer, err := penstockv1.NewLimitServiceClient(r.grpcClient(nil)).Check(callContext(t), &penstockv1.CheckRequest{Key: "a", Limits: []*penstockv1.Limit{limit}})
 				if err != nil || !answer.Allowed {
-					t.Errorf("a call with a stated limit returned %v (error %v); want it allowed", answer, err)
+					t.Errorf("a call with a caller limit returned %v (error %v); want it allowed", answer, err)
 				}
 				return
 			}

@@ -16,17 +16,17 @@ import (
 
 // openCheck makes the service of the check API. Its listeners share it.
 func (s *service) openCheck() error {
-	if s.Settings.AllowStatedLimits {
+	if s.Settings.AllowCallerLimits {
 		var rules []metrics.Rule
-		for _, a := range checkapi.StatedAlgorithms() {
-			rules = append(rules, metrics.Rule{Name: reserved.Stated, Limit: reserved.Stated, Algorithm: a.Title()})
+		for _, a := range checkapi.CallerLimitAlgorithms() {
+			rules = append(rules, metrics.Rule{Name: reserved.CallerLimits, Limit: reserved.CallerLimits, Algorithm: a.Title()})
 		}
 		s.metrics.SetRulesOf("check", rules)
 	}
 	o := checkapi.Options{
 		CallerToken:       s.Settings.CallerToken,
 		OperatorToken:     s.Settings.OperatorToken,
-		AllowStatedLimits: s.Settings.AllowStatedLimits,
+		AllowCallerLimits: s.Settings.AllowCallerLimits,
 		Secret:            s.sharedSecret,
 		Region:            s.Settings.Region,
 		Memory:            s.memory,

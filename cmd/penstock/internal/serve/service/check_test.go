@@ -68,7 +68,7 @@ func callCheckAPI(t *testing.T, r *testService, token, path, body string) checkA
 
 func TestCheckAPIDecidesInJSON(t *testing.T) {
 	onStores(t, func(t *testing.T, flags map[string]string) {
-		all := map[string]string{"api": "127.0.0.1:0", "caller-token": testCallerToken, "operator-token": testOperatorToken, "allow-stated-limits": "true"}
+		all := map[string]string{"api": "127.0.0.1:0", "caller-token": testCallerToken, "operator-token": testOperatorToken, "allow-caller-limits": "true"}
 		maps.Copy(all, flags)
 		r := startLimited(t, nil, checkPolicy, all)
 		for i, c := range []struct {
@@ -97,8 +97,8 @@ func TestCheckAPIDecidesInJSON(t *testing.T) {
 		if n := r.metric(`rate_limiter_rejected_total{algorithm="token-bucket",limit="hour",rule="search"}`); n != "2" {
 			t.Errorf("%q denials are counted; want 2", n)
 		}
-		if n := r.metric(`rate_limiter_rejected_total{algorithm="token-bucket",limit="penstock.stated",rule="penstock.stated"}`); n != "1" {
-			t.Errorf("%q denials by stated limits are counted; want 1", n)
+		if n := r.metric(`rate_limiter_rejected_total{algorithm="token-bucket",limit="penstock.caller-limits",rule="penstock.caller-limits"}`); n != "1" {
+			t.Errorf("%q denials by caller limits are counted; want 1", n)
 		}
 		for reason, want := range map[string]string{"no_token": "1", "wrong_token": "1", "not_operator": "1"} {
 			if n := r.metric(`rate_limiter_api_auth_failures_total{reason="` + reason + `"}`); n != want {

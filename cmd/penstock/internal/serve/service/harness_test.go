@@ -106,7 +106,7 @@ func options(t *testing.T, upstream http.Handler, flags map[string]string) Optio
 	}
 	hasRules := all["config"] != "" || all["demo"] != "" || all["envoy-config"] != "" || all["envoy-xds"] != ""
 	hasRESPWithoutGRPC := all["resp"] != "" && all["grpc"] == "" // such a service needs no policy
-	if !hasRules && !hasRESPWithoutGRPC && all["allow-stated-limits"] == "" {
+	if !hasRules && !hasRESPWithoutGRPC && all["allow-caller-limits"] == "" {
 		all["config"] = filepath.Join(t.TempDir(), "rules.yaml")
 		replaceFile(t, all["config"], noLimits)
 	}

@@ -261,7 +261,7 @@ func TestSlowHeadersTakeBoundedMemory(t *testing.T) {
 	}
 }
 
-// batchOf returns a batch of n checks with one stated limit each, in JSON and as a message.
+// batchOf returns a batch of n checks with one caller limit each, in JSON and as a message.
 func batchOf(n int) (text []byte, message *penstockv1.CheckBatchRequest) {
 	var out bytes.Buffer
 	message = new(penstockv1.CheckBatchRequest)
@@ -279,7 +279,7 @@ func batchOf(n int) (text []byte, message *penstockv1.CheckBatchRequest) {
 func TestUnreadBatchesTakeBoundedMemory(t *testing.T) {
 	const token = "0123456789abcdef"
 	const calls = 10
-	r := start(t, nil, map[string]string{"api": "127.0.0.1:0", "caller-token": token, "allow-stated-limits": "true"}, withMemory(5<<20))
+	r := start(t, nil, map[string]string{"api": "127.0.0.1:0", "caller-token": token, "allow-caller-limits": "true"}, withMemory(5<<20))
 	body, _ := batchOf(1000)
 	client := r.framesTo(r.API, closedWindow)
 	all := map[string]int{} // calls by status
@@ -333,7 +333,7 @@ func (r *testService) checkBatch(token string, n int) (status int, text string) 
 // As TestUnreadBatchesTakeBoundedMemory, over gRPC: the answers wait in grpc-go after their calls.
 func TestUnreadGRPCBatchesTakeBoundedMemory(t *testing.T) {
 	const calls = 40
-	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "allow-stated-limits": "true"}, withMemory(3<<20))
+	r := start(t, nil, map[string]string{"grpc": "127.0.0.1:0", "allow-caller-limits": "true"}, withMemory(3<<20))
 	_, message := batchOf(1000)
 	encoded, err := proto.Marshal(message)
 	if err != nil {

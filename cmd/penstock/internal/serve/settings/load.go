@@ -164,18 +164,13 @@ func unknownVariables(env map[string]string) (names []string) {
 
 // removed has the names of settings of earlier versions, and what to do about each.
 var removed = map[string]string{
-	"grpc-server": "grpc-go's server answers all calls now",
+	"grpc-server":         "delete it: grpc-go's server answers all calls now",
+	"allow-stated-limits": "its name is allow_caller_limits now",
 }
 
 // Removed returns what to do about a setting of earlier versions, by the name of its flag, and ""
 // for any other name.
-func Removed(name string) string {
-	why, ok := removed[name]
-	if !ok {
-		return ""
-	}
-	return "delete it: " + why
-}
+func Removed(name string) string { return removed[name] }
 
 func removedVariables(env map[string]string) (errs []error) {
 	for name := range removed {

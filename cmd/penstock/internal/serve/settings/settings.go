@@ -57,7 +57,7 @@ type Settings struct {
 
 	API, RESP, GRPC                             string // "" is off
 	CallerToken, OperatorToken                  []byte
-	AllowOpenCallers, AllowStatedLimits         bool
+	AllowOpenCallers, AllowCallerLimits         bool
 	CallerTLSCert, CallerTLSKey, CallerClientCA string // files
 
 	APIWithoutTLS bool
@@ -282,8 +282,8 @@ func (s *Settings) HasProxy() bool { return s.Upstream != nil || s.Demo }
 func (s *Settings) NeedsPolicy() bool {
 	hasCallers := s.API != "" || s.GRPC != ""
 	hasOnlyRESP := s.RESP != "" && !hasCallers
-	hasStatedLimits := s.AllowStatedLimits && hasCallers
-	return s.HasProxy() || !hasOnlyRESP && !hasStatedLimits && !s.HasEnvoyLimits()
+	hasCallerLimits := s.AllowCallerLimits && hasCallers
+	return s.HasProxy() || !hasOnlyRESP && !hasCallerLimits && !s.HasEnvoyLimits()
 }
 
 // HasEnvoyLimits reports whether Envoy's limits come from files or a control plane.

@@ -64,7 +64,7 @@ var samples = map[string]sample{
 	"envoy-xds-optional":    {"true", "true", "true"},
 	"caller-token":          {"0123456789abcdef", "fedcba9876543210", "aaaaaaaaaaaaaaaa"},
 	"operator-token":        {"0123456789abcdeg", "gedcba9876543210", "bbbbbbbbbbbbbbbb"},
-	"allow-stated-limits":   {"true", "true", "true"},
+	"allow-caller-limits":   {"true", "true", "true"},
 	"allow-open-callers":    {"true", "true", "true"},
 	"caller-tls-cert":       {"a.pem", "b.pem", "c.pem"},
 	"caller-tls-key":        {"a.pem", "b.pem", "c.pem"},

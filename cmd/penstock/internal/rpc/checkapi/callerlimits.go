@@ -13,32 +13,32 @@ import (
 	"github.com/penstock/penstock/grpclimit/penstockv1"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/cache"
+	"github.com/penstock/penstock/internal/callerlimits"
 	"github.com/penstock/penstock/internal/reserved"
-	"github.com/penstock/penstock/internal/stated"
 	"github.com/penstock/penstock/internal/syntax"
 	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/policy"
 )
 
-// StatedAlgorithms returns the algorithms that a limit may have if a caller states it. A leaky
-// bucket is not one of them: it returns units only to the holder that took them, and only a limit
-// with in_flight has holders.
-func StatedAlgorithms() []*algorithm.Algorithm {
+// CallerLimitAlgorithms returns the algorithms that a caller limit may have. A leaky bucket is not
+// one of them: it returns units only to the holder that took them, and only a limit with in_flight
+// has holders.
+func CallerLimitAlgorithms() []*algorithm.Algorithm {
 	return slices.DeleteFunc(algorithm.All(), func(a *algorithm.Algorithm) bool { return a.OwnsRefunds() && !a.NeedsHolder() })
 }
 
 const (
-	maxStated      = 16                // limits of one request
-	maxRateText    = 64                // bytes
-	maxBurst       = 1_000_000_000_000 // units
-	maxEntries     = 10_000            // units of a limit that keeps an entry for each unit, which makes calls slower
-	minSlotTTL     = time.Second
-	maxSlotTTL     = 24 * time.Hour
-	defaultSlotTTL = time.Minute
-	maxCached      = 1024 // compiled limits in the cache; about 500 kB
+	maxCallerLimits = 16                // limits of one request
+	maxRateText     = 64                // bytes
+	maxBurst        = 1_000_000_000_000 // units
+	maxEntries      = 10_000            // units of a limit that keeps an entry for each unit, which makes calls slower
+	minSlotTTL      = time.Second
+	maxSlotTTL      = 24 * time.Hour
+	defaultSlotTTL  = time.Minute
+	maxCached       = 1024 // compiled limits in the cache; about 500 kB
 )
 
-// A spec is a limit as a caller states it. The names in JSON are short, because the id of a
+// A spec is a limit as a caller sends it. The names in JSON are short, because the id of a
 // reservation or hold contains the spec.
 type spec struct {
 	Name      string `json:"n,omitempty"`
@@ -49,20 +49,20 @@ type spec struct {
 	TTL       int64  `json:"t,omitempty"` // ms
 }
 
-// A statedLimit is the compiled form of a spec.
-type statedLimit struct {
+// A callerLimit is the compiled form of a spec.
+type callerLimit struct {
 	plan  *penstock.Plan
 	limit *policy.Limit // for events and answers
 	spec  spec
 }
 
-type statedLimits struct {
-	rule     *policy.Rule // the rule of all stated limits in events
-	compiled cache.Cache[spec, *statedLimit]
+type callerLimits struct {
+	rule     *policy.Rule // the rule of all caller limits in events
+	compiled cache.Cache[spec, *callerLimit]
 }
 
-func newStatedLimits() *statedLimits {
-	return &statedLimits{rule: &policy.Rule{Name: reserved.Stated}, compiled: cache.Cache[spec, *statedLimit]{Max: maxCached}}
+func newCallerLimits() *callerLimits {
+	return &callerLimits{rule: &policy.Rule{Name: reserved.CallerLimits}, compiled: cache.Cache[spec, *callerLimit]{Max: maxCached}}
 }
 
 func specOf(l *penstockv1.Limit) spec {
@@ -70,11 +70,11 @@ func specOf(l *penstockv1.Limit) spec {
 }
 
 // limitOf returns the compiled limit of a spec. The error names the field.
-func (s *statedLimits) limitOf(wanted spec, field string) (*statedLimit, error) {
-	return s.compiled.Get(wanted, func(wanted spec) (*statedLimit, error) { return s.compile(wanted, field) })
+func (s *callerLimits) limitOf(wanted spec, field string) (*callerLimit, error) {
+	return s.compiled.Get(wanted, func(wanted spec) (*callerLimit, error) { return s.compile(wanted, field) })
 }
 
-func (s *statedLimits) compile(spec spec, field string) (*statedLimit, error) {
+func (s *callerLimits) compile(spec spec, field string) (*callerLimit, error) {
 	limit, err := spec.limit(field)
 	if err != nil {
 		return nil, err
@@ -84,17 +84,17 @@ func (s *statedLimits) compile(spec spec, field string) (*statedLimit, error) {
 		return nil, conflict(field, "%s", withoutKind(err))
 	}
 	a, l := plan.Algorithm(), plan.Limit()
-	switch largest := stated.MaxBurst(l.Count, l.Period); {
-	case l.Period > stated.MaxPeriod:
-		return nil, invalid(field+".rate", "the period is %s; the longest of a stated limit is 366 days", wording.Period(l.Period))
+	switch largest := callerlimits.MaxBurst(l.Count, l.Period); {
+	case l.Period > callerlimits.MaxPeriod:
+		return nil, invalid(field+".rate", "the period is %s; the longest of a caller limit is 366 days", wording.Period(l.Period))
 	case plan.Capacity() > largest:
 		return nil, conflict(field, "a burst of %d takes longer than 366 days to refill at this rate; the largest is %d", plan.Capacity(), largest)
 	}
 	if a.IsCollection() && plan.Capacity() > maxEntries {
 		return nil, conflict(field, "it keeps an entry for each of %d units; at most %d are allowed, so choose another algorithm", plan.Capacity(), maxEntries)
 	}
-	return &statedLimit{plan: plan, spec: spec, limit: &policy.Limit{
-		Rule: s.rule, Name: reserved.Stated, FullName: plan.Name(), Algorithm: a.Title(), InHeaders: true, Key: policy.Global(),
+	return &callerLimit{plan: plan, spec: spec, limit: &policy.Limit{
+		Rule: s.rule, Name: reserved.CallerLimits, FullName: plan.Name(), Algorithm: a.Title(), InHeaders: true, Key: policy.Global(),
 		Guard: guard.Settings{OnFailure: guard.FailLocal}, Variants: []*penstock.Plan{plan},
 	}}, nil
 }
@@ -123,7 +123,7 @@ func (s spec) limit(field string) (limit penstock.Limit, err error) {
 	if err == nil && !syntax.IsName(limit.Name) {
 		err = invalid(field+".name", "write 1 to 64 of a-z, 0-9, '_', '.' and '-'")
 	}
-	limit.Group = reserved.Stated
+	limit.Group = reserved.CallerLimits
 	return limit, err
 }
 
@@ -154,7 +154,7 @@ func (s spec) rate(field string) (limit penstock.Limit, err error) {
 		limit.Burst = s.Burst
 	}
 	var titles []string
-	for _, a := range StatedAlgorithms() {
+	for _, a := range CallerLimitAlgorithms() {
 		if a.NeedsHolder() {
 			continue
 		}
@@ -183,4 +183,4 @@ func milliseconds(n int64) time.Duration {
 	return time.Duration(min(n, longest)) * time.Millisecond
 }
 
-var errStatedLimits = failf(codes.PermissionDenied, "limits: this service does not accept stated limits; name a rule, or start the service with allow-stated-limits")
+var errCallerLimits = failf(codes.PermissionDenied, "limits: this service does not accept limits of callers; name a rule, or start the service with allow-caller-limits")
