@@ -110,7 +110,7 @@ type denyOptions struct {
 }
 
 type denyCache struct {
-	door
+	listDecider
 	next               batches.Func
 	maxAge             time.Duration
 	limits             func(*penstock.Plan) Settings
@@ -131,7 +131,7 @@ func newDenyCache(next penstock.Store, o denyOptions) *denyCache {
 		o.MaxEntries = 65_536
 	}
 	d := &denyCache{next: batches.Of(next), maxAge: o.MaxAge, limits: o.Limits, canLearnFromGrants: o.Grants, start: time.Now(), table: newDenials(o.MaxEntries), demands: new(demands)}
-	d.door = batches.NewDoor(d, d.decide)
+	d.listDecider = batches.NewListDecider(d, d.decide)
 	return d
 }
 

@@ -126,7 +126,7 @@ func newHolds(report func(returned int)) *holds {
 func (s *holds) around(deadlines *deadline.Set) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
 		s.next, s.background = batches.Of(next), batches.Of(deadlines.Within(next))
-		s.several = batches.Apart(hasHold, s.decide, s.next)
+		s.several = batches.Alone(hasHold, s.decide, s.next)
 		return batches.Func(s.decide)
 	}
 }

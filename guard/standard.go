@@ -73,7 +73,7 @@ type Options struct {
 // A Guarded is a store with all guards around it. Standard makes one.
 type Guarded struct {
 	penstock.Store
-	door
+	listDecider
 	minInstances int                           // Options.Instances
 	limits       func(*penstock.Plan) Settings // Options.Limits
 	counter      *instanceCounter              // nil without a Server
@@ -85,8 +85,9 @@ type Guarded struct {
 	stopWatching func() // ends the goroutines that probe for the breaker
 }
 
-// door is an alias, so that the documentation does not show the embedded batches.Door.
-type door = batches.Door
+// A listDecider lets other packages of this module have lists of batches decided. The name is
+// unexported, so that the documentation of Guarded does not show it.
+type listDecider = batches.ListDecider
 
 // Standard puts the guards around a store. From the outside in, they are Observe, Deny, Lease,
 // Fallback, OnStoreError, Split, Breaker and Timeout. The error wraps penstock.ErrInvalid if
@@ -138,7 +139,7 @@ func Standard(store penstock.Store, o Options) (*Guarded, error) {
 		g.withBreaker(o.Breaker),
 		o.Timeout.timeout(deadlines),
 	)
-	g.door = batches.NewDoor(g, batches.Of(g.Store))
+	g.listDecider = batches.NewListDecider(g, batches.Of(g.Store))
 	return g, nil
 }
 

@@ -48,7 +48,7 @@ type Options struct {
 // A Store is a penstock.Store in memory. It starts no goroutine and needs no Close: the decisions
 // themselves remove counters that are no longer needed, a few at a time.
 type Store struct {
-	door
+	listDecider
 	optionsNow   func() time.Time // Options.Now, or nil
 	clock        *clock
 	hashSeeds    [2]maphash.Seed // of the two halves of a hash
@@ -61,9 +61,9 @@ type Store struct {
 	reclaimFailedAt atomic.Int64 // when reclaim failed last, in µs since the epoch
 }
 
-// A door decides lists of batches for the other packages of this module. The name is unexported, so
-// that the documentation of Store does not show it.
-type door = batches.Door
+// A listDecider lets other packages of this module have lists of batches decided. The name is
+// unexported, so that the documentation of Store does not show it.
+type listDecider = batches.ListDecider
 
 // New makes a Store.
 func New(o Options) *Store {
@@ -85,7 +85,7 @@ func New(o Options) *Store {
 		maxWeight:    int64(o.MaxCounters),
 		lingerMicros: o.Linger.Microseconds(),
 	}
-	s.door = batches.NewDoor(s, s.decideList)
+	s.listDecider = batches.NewListDecider(s, s.decideList)
 	return s
 }
 

@@ -25,13 +25,13 @@ type Options struct {
 // admission.New, set Options.Guard.Limits to the method Settings of the policy.Rules.
 type Store struct {
 	*guard.Guarded
-	door
+	listDecider
 	redis *redisstore.Store
 }
 
-// A door decides lists of batches for the other packages of this module. The name is unexported, so
-// that the documentation of Store does not show it.
-type door = batches.Door
+// A listDecider lets other packages of this module have lists of batches decided. The name is
+// unexported, so that the documentation of Store does not show it.
+type listDecider = batches.ListDecider
 
 // Open makes a Store for the server or servers that a URL names; see redisstore.Open for its
 // forms. It does not wait for a connection: until Redis answers, each limit is decided by its
@@ -64,7 +64,7 @@ func New(client redisstore.Client, o Options) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{Guarded: guarded, redis: redis}
-	s.door = batches.NewDoor(s, batches.Of(guarded))
+	s.listDecider = batches.NewListDecider(s, batches.Of(guarded))
 	return s, nil
 }
 

@@ -28,10 +28,10 @@ type call struct {
 
 	extensions []byte // of the batch that is being packed for uniform.lua
 
-	batches  []*batches.Batch   // what the caller wants decided: a list, and shadows that share its scripts
-	waiters  []coalesce.Waiter  // of each of these batches
-	entering []*coalesce.Waiter // the same waiters
-	ownBatch batches.Batch      // of ownCharges, for runGroup
+	batches    []*batches.Batch   // what the caller wants decided: a list, and shadows that share its scripts
+	waiters    []coalesce.Waiter  // of each of these batches
+	waiterList []*coalesce.Waiter // the same waiters
+	ownBatch   batches.Batch      // of ownCharges, for runGroup
 }
 
 // The sizes, in bytes, of the parts of packed arguments and of replies.
@@ -193,7 +193,7 @@ func sharedCharges(f *coalesce.Flight, now int64) (shared []penstock.Charge) {
 // after 17 years, so the second until which its key lives has 32 bits.
 const maxShort = 1 << 49
 
-// haveShortForm reports whether a batch has the short form, which the block straight of
+// haveShortForm reports whether a batch has the short form, which the block short of
 // luagen/storage.lua decides. Then each charge is a Spend of a token bucket that refills one part
 // per µs.
 func haveShortForm(charges []penstock.Charge) bool {

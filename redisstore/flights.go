@@ -24,7 +24,7 @@ func (s *Store) run(ctx context.Context, c *call, isSharded bool) {
 	}
 	s.addShadows(c, isSharded)
 	c.prepareWaiters()
-	if coalescer.Enter(ctx, c.entering) {
+	if coalescer.Enter(ctx, c.waiterList) {
 		defer coalescer.Exit()
 		s.decideNow(ctx, c)
 		return
@@ -62,10 +62,10 @@ func (c *call) prepareWaiters() {
 	if cap(c.waiters) < n {
 		c.waiters = make([]coalesce.Waiter, n)
 	}
-	c.waiters, c.entering = c.waiters[:n], c.entering[:0]
+	c.waiters, c.waiterList = c.waiters[:n], c.waiterList[:0]
 	for i, b := range c.batches {
 		c.waiters[i].Charges = b.Charges
-		c.entering = append(c.entering, &c.waiters[i])
+		c.waiterList = append(c.waiterList, &c.waiters[i])
 	}
 }
 
@@ -78,7 +78,7 @@ func (s *Store) decideNow(ctx context.Context, c *call) {
 	}
 	f := coalesce.NewFlight(decider{s}.ScriptFor(c.batches[0].Charges))
 	defer f.Release()
-	for _, w := range c.entering {
+	for _, w := range c.waiterList {
 		f.Join(w)
 	}
 	_ = s.decideFlight(ctx, c, f) // which sets the error of each waiter

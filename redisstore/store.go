@@ -60,7 +60,7 @@ func (o Options) Validate() error {
 
 // A Store is a penstock.Store on Redis.
 type Store struct {
-	door
+	listDecider
 	client  Client
 	keys    rediskeys.Scheme
 	now     func() time.Time
@@ -81,8 +81,9 @@ type Store struct {
 	outliving atomic.Int64      // batches of decideMultiSlot in flight whose callers have left
 }
 
-// The door of a Store is unexported, so that the documentation of Store does not show it.
-type door = batches.Door
+// A listDecider lets other packages of this module have lists of batches decided. The name is
+// unexported, so that the documentation of Store does not show it.
+type listDecider = batches.ListDecider
 
 // New makes a Store that uses a Client. New does not wait for a connection. Call Ping to check that
 // the server answers. An error wraps penstock.ErrInvalid.
@@ -96,7 +97,7 @@ func New(c Client, o Options) (*Store, error) {
 	s := &Store{client: redisclient.Detach(c), keys: o.keys(), now: o.Now, work: background.New()}
 	s.topology.madeAt = time.Now()
 	s.calls.New = func() any { return new(call) }
-	s.door = batches.NewDoor(s, s.decide)
+	s.listDecider = batches.NewListDecider(s, s.decide)
 	s.stamps.Store(rand.Uint32()) // other than that of a second store with the same client
 	s.serverCoalescer, s.slotCoalescers = coalesce.New(decider{s}), coalesce.NewSlots(decider{s})
 	return s, nil

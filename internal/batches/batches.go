@@ -2,8 +2,8 @@
 // many requests passes them on as one list. Then the guards and the store share locks, timers and
 // goroutines.
 //
-// A store of this module has two doors. Decide of penstock.Store decides one batch. Behind it, a
-// Func decides a list, and Decide is a list of one. Of finds the Func of a store.
+// A store of this module has a Func, which decides a list. Its Decide, as penstock.Store has it,
+// decides a list of one. Of finds the Func of a store.
 package batches
 
 import (
@@ -65,18 +65,18 @@ func (f Func) Decide(ctx context.Context, charges []penstock.Charge) (d penstock
 	return d, err
 }
 
-// A Door gives Of the Func of an exported type of store. The type embeds a Door by an unexported
-// name, so its documentation does not show it. Only this package can call the method door, which
-// the type gets by embedding.
-type Door struct {
+// A ListDecider lets Of find the Func of an exported type of store. The type embeds a ListDecider by
+// an unexported name, so its documentation does not show it. Only this package can call the method
+// lists, which the type gets by embedding.
+type ListDecider struct {
 	owner  penstock.Store
 	decide Func
 }
 
-// NewDoor returns the Door of the owner, whose Decide must be that of the Func.
-func NewDoor(owner penstock.Store, decide Func) Door { return Door{owner, decide} }
+// NewListDecider is for an owner whose Decide is that of the Func.
+func NewListDecider(owner penstock.Store, decide Func) ListDecider { return ListDecider{owner, decide} }
 
-func (d *Door) door() *Door { return d }
+func (d *ListDecider) lists() *ListDecider { return d }
 
 // Of returns the Func of a store. If the store has only Decide, the Func calls Decide for each
 // batch of a list concurrently. Decorators of users are such stores.
@@ -96,24 +96,23 @@ func Of(store penstock.Store) Func {
 	return decide
 }
 
-// Find returns the Func of a store that is a Func or has a Door, and nil for other stores.
+// Find returns the Func of a store that is a Func or embeds a ListDecider, and nil for other stores.
 func Find(store penstock.Store) Func {
 	switch s := store.(type) {
 	case Func:
 		return s
-	case interface{ door() *Door }:
+	case interface{ lists() *ListDecider }:
 		// If the owner is an embedded store, the outer store may have a Decide of its own.
-		if d := s.door(); d.owner == store {
+		if d := s.lists(); d.owner == store {
 			return d.decide
 		}
 	}
 	return nil
 }
 
-// Apart returns a Func for lists of several batches. If isSingle returns true for a batch, a call
-// of decideOne decides that batch alone. One call of decideList decides all other batches as a
-// list.
-func Apart(isSingle func(*Batch) bool, decideOne, decideList Func) Func {
+// Alone returns a Func for lists of several batches. A batch for which isSingle returns true is
+// decided alone, by a call of decideOne. One call of decideList decides all others.
+func Alone(isSingle func(*Batch) bool, decideOne, decideList Func) Func {
 	return func(ctx context.Context, list []*Batch) {
 		first := slices.IndexFunc(list, isSingle)
 		if first < 0 {

@@ -126,8 +126,8 @@ func TestBatchesAreDecidedApartOrTogether(t *testing.T) {
 			}
 		}
 		list := listOf(n)
-		isApart := func(b *batches.Batch) bool { return subset>>slices.Index(list, b)&1 == 1 }
-		batches.Apart(isApart, record(&alone), record(&together))(t.Context(), list)
+		isDecidedAlone := func(b *batches.Batch) bool { return subset>>slices.Index(list, b)&1 == 1 }
+		batches.Alone(isDecidedAlone, record(&alone), record(&together))(t.Context(), list)
 		var wantAlone, wantTogether []string
 		for i := range n {
 			if subset>>i&1 == 1 {

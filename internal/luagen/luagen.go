@@ -217,7 +217,7 @@ var harnesses = sync.OnceValue(func() (h struct{ single, set, uniform, mixed str
 		before, allow, after, _ := cutBlock(harness, "allow")
 		before, deny, after, _ := cutBlock(before+after, "deny")
 		harness = before + after
-		for _, part := range [...]string{"clock", "straight", "load", "decide", "save", "decideset", "saveset"} {
+		for _, part := range [...]string{"clock", "short", "load", "decide", "save", "decideset", "saveset"} {
 			_, text, _, _ := cutBlock(storage, part)
 			harness = strings.Replace(harness, "@"+part+"\n", text, 1)
 		}
@@ -226,7 +226,7 @@ var harnesses = sync.OnceValue(func() (h struct{ single, set, uniform, mixed str
 	}
 	h.single = strings.NewReplacer("GET\n", "call('GET', key)\n",
 		"FAIL\n", "return redis.error_reply('CORRUPT the state of this key is malformed')\n").Replace(include(singleLua))
-	h.set = include(strings.NewReplacer("local stored = GET\n", "", "@straight\n", "", "@load\n", "", "@decide\n", "@decideset\n", "@save\n", "@saveset\n").Replace(singleLua))
+	h.set = include(strings.NewReplacer("local stored = GET\n", "", "@short\n", "", "@load\n", "", "@decide\n", "@decideset\n", "@save\n", "@saveset\n").Replace(singleLua))
 	// In uniform.lua, save has the outcome of the last step that was accepted.
 	_, save, _, _ := cutBlock(storage, "save")
 	save = replaceNames(save, map[string]string{"keep": "keepLast", "reset": "resetLast", "t": "s"})

@@ -5,14 +5,14 @@
 -- a$ to d$ are the parameters of an algorithm. The extension d$, patience$, holder$, receipt$ is
 -- left out if all four are 0, unless the batch is a dry run. The first 16 bytes of args are now and
 -- the stamp. The reply begins with the last two bytes of the stamp. A charge has 37 bytes without
--- its extension, and 28 bytes in the short form (see the block straight). If the caller gives the
+-- its extension, and 28 bytes in the short form (see the block short). If the caller gives the
 -- time, a byte follows the charges. So the length of args shows the form of the charges.
 local args, key, virtual, isDryRun = ARGV[1], KEYS[1], 0, false
 local now, stamp, @list{mode$, tag$, cost$, a$, b$, c$} = 0
 local @list{d$, patience$, holder$, receipt$} = @list{0, 0, 0, 0}
 @buckets
-local isStraight, @list{amount$}, @list{capacity$} = #args <= 17 + 28 * COUNT
-if isStraight then
+local isShort, @list{amount$}, @list{capacity$} = #args <= 17 + 28 * COUNT
+if isShort then
   stamp, @list{tag$, b$, amount$, capacity$} = sunpack('<I2@text{I4ddd}', args, 15)
   if #args > 16 + 28 * COUNT then
     now = sunpack('<d', args)
@@ -41,9 +41,9 @@ end
 @clock
 
 local stored = GET
-@straight
+@short
 @buckets
-if isStraight then -- not decided above
+if isShort then -- not decided above
   @list{mode$, cost$, a$, c$} = @list{SPEND, amount$ / b$, 1, capacity$ / b$}
 end
 @endbuckets
@@ -65,7 +65,7 @@ if @any{receipt$ < 0} then
 end
 return spack('<I2@text{ddddd}', stamp, @list{granted$, remaining$, retry$, reset$, wait$})
 
--- What the block straight replies.
+-- What the block short replies.
 @allow
 return spack('<I2@text{dd}', stamp, @list{remaining$, level$})
 @endallow

@@ -1,6 +1,6 @@
 -- Blocks of the harnesses. All three harnesses use clock, which reads the time. single.lua and
 -- uniform.lua also use load, decide and save. load reads the numbers of a batch's limits from their
--- string. decide runs the algorithms, and save stores the new numbers. straight does all this for
+-- string. decide runs the algorithms, and save stores the new numbers. short does all this for
 -- the most frequent batches. GET, FAIL, ALLOW and DENY stand for what differs between the two
 -- harnesses: how to get the string, what to do if it is malformed, and how to reply. MGET returns
 -- nothing for a key of another type, and GET returns an error.
@@ -15,14 +15,14 @@ else
 end
 @endclock
 
--- straight decides a batch of Spends if all limits are token buckets that refill one part per µs.
+-- short decides a batch of Spends if all limits are token buckets that refill one part per µs.
 -- Such a batch has a short form. For each bucket, it has the tag, and the size in parts of a unit,
--- of the cost, and of the capacity. If the string is new or usual (see load), straight writes and
+-- of the cost, and of the capacity. If the string is new or usual (see load), short writes and
 -- replies what the general code would. It leaves other strings to the general code, and denials
 -- that need a longer TTL.
-@straight
+@short
 @buckets
-if isStraight then
+if isShort then
   local expiresAfter, @list{word$, level$, since$, parts$} = 0
   if not stored then
     @list{level$} = @list{0}
@@ -62,7 +62,7 @@ if isStraight then
   end
 end
 @endbuckets
-@endstraight
+@endshort
 
 @load
 -- The first 4 bytes of a string are a time in seconds: the key does not expire before that time. An
@@ -252,14 +252,14 @@ elseif keep$ > 0 or t$2 then
   if not t$1 then
     ttl = call('PTTL', key)
   end
-  local isshort = t$2 or ttl < need / 1000 + SLACK + virtual
-  if isshort then
+  local needsTTL = t$2 or ttl < need / 1000 + SLACK + virtual
+  if needsTTL then
     RIGHTS('PEXPIRE')
   end
   if keep$ > 0 then
     SAVE$(key, t$3, t$4, t$5, t$6, t$7, t$8, t$9, t$10, t$11, t$12, t$13, t$14, t$15, t$16)
   end
-  if isshort then
+  if needsTTL then
     ttl = math.max(ttl, ttlof(need) + virtual)
     call('PEXPIRE', key, ttltext(ttl))
   end

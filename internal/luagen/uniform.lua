@@ -21,8 +21,8 @@ local requests, callers, @list{tag$, mode$, callerCost$, a$, b$, c$} = 1
 -- once, and the strings are read at once. Other flights may have a string twice.
 local isShared = #args <= 16 + 37 * COUNT
 @buckets
-local isStraight, @list{amount$}, @list{capacity$} = #args == 16 + 28 * COUNT
-if isStraight then -- see the block straight
+local isShort, @list{amount$}, @list{capacity$} = #args == 16 + 28 * COUNT
+if isShort then -- see the block short
   @list{tag$, b$, amount$, capacity$} = sunpack('<@text{I4ddd}', args, at)
   @list{mode$, callerCost$, a$, c$} = @list{SPEND, amount$ / b$, 1, capacity$ / b$}
 end
@@ -40,7 +40,7 @@ for index = 1, #KEYS do
     requests, @list{tag$}, callers, @list{mode$, callerCost$, a$, b$, c$}, at = sunpack('<I2@text{I4}I2@text{Bdddd}', args, at)
   end
   local stored = GET
-@straight
+@short
   if not isDecided then
 @load
 
@@ -166,7 +166,7 @@ for index = 1, #KEYS do
 end
 return spack('<I2' .. string.rep('d', filled - 1), unpack(replies, 1, filled))
 
--- What the block straight replies.
+-- What the block short replies.
 @allow
 @each
 replies[filled + 1], replies[filled + 2] = remaining$, level$

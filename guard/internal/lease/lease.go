@@ -31,7 +31,7 @@ type Options struct {
 
 // A Store draws units in blocks and spends them locally. See guard.LeaseOptions.
 type Store struct {
-	batches.Door
+	batches.ListDecider
 	options  Options
 	next     batches.Func
 	several  batches.Func // decides lists of several batches
@@ -57,7 +57,7 @@ func New(store penstock.Store, o Options) *Store {
 		o.MaxKeys = 10_000
 	}
 	l := &Store{options: o, next: batches.Of(store), start: time.Now(), life: o.Life, keys: newKeyTable(o.MaxKeys)}
-	l.Door, l.several = batches.NewDoor(l, l.decide), batches.Apart(l.isApart, l.decide, l.next)
+	l.ListDecider, l.several = batches.NewListDecider(l, l.decide), batches.Alone(l.isDecidedAlone, l.decide, l.next)
 	return l
 }
 
@@ -114,8 +114,8 @@ func (l *Store) finish(ctx context.Context, a *attempt, one []*batches.Batch) {
 	}
 }
 
-// isApart reports whether a batch does not simply go to the store.
-func (l *Store) isApart(b *batches.Batch) bool {
+// isDecidedAlone reports whether a lease may answer a batch, or must return units before it.
+func (l *Store) isDecidedAlone(b *batches.Batch) bool {
 	var planBuffer [4]*penstock.Plan
 	_, route, k := l.routeAndKey(b.Charges, planBuffer[:0])
 	return route == refunding || k != nil

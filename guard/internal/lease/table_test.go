@@ -137,7 +137,7 @@ func TestRequestOfANameWithoutAKeyAllocatesNothing(t *testing.T) {
 	effort.SkipUnderRace(t)
 	l := newStore(10)
 	one := &batches.Batch{Charges: []penstock.Charge{{Key: "k", Plan: hourly("a"), Cost: 1}}}
-	if n := testing.AllocsPerRun(2*minDraw-2, func() { l.isApart(one) }); n > 0 {
+	if n := testing.AllocsPerRun(2*minDraw-2, func() { l.isDecidedAlone(one) }); n > 0 {
 		t.Errorf("a request of a name without a key makes %.0f allocations; want none", n)
 	}
 	if l.keys.count.Load() > 0 {

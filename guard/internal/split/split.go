@@ -21,7 +21,7 @@ import (
 func New(next penstock.Store, shardsOf func(*penstock.Plan) int) penstock.Store {
 	s := &store{shardsOf: shardsOf, next: batches.Of(next), parts: cache.Cache[division, *Parts]{Max: 4096}}
 	s.pool.New = func() any { return new(splitBatch) }
-	s.several = batches.Apart(s.isSplit, s.decide, s.next)
+	s.several = batches.Alone(s.isSplit, s.decide, s.next)
 	return batches.Func(s.decide)
 }
 

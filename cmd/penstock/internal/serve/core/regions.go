@@ -145,18 +145,18 @@ func (r *regionExchange) around(store penstock.Store) penstock.Store {
 		return store
 	}
 	s := &regionStore{guarded: guarded, decide: r.Around(guarded)}
-	s.door = batches.NewDoor(s, s.decide)
+	s.listDecider = batches.NewListDecider(s, s.decide)
 	return s
 }
 
 // A regionStore is a store with guards for one of several regions.
 type regionStore struct {
-	door
+	listDecider
 	guarded *guard.Guarded
 	decide  batches.Func
 }
 
-type door = batches.Door
+type listDecider = batches.ListDecider
 
 func (s *regionStore) Decide(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 	return s.decide.Decide(ctx, charges)
