@@ -104,8 +104,7 @@ func (p *deniedCharge) statusAfter(elapsed time.Duration, c *penstock.Charge) (s
 	case cost > p.plan.Capacity():
 		s.RetryAfter = penstock.Never
 	case p.answersAllCosts:
-		retryAfter := retryAfterAnswer(p.plan, cost, s.Remaining, s.ResetAfter.Microseconds())
-		s.RetryAfter = time.Duration(retryAfter)*time.Microsecond - patience
+		s.RetryAfter = retryAfterAnswer(p.plan, cost, s) - patience
 		return s, s.RetryAfter > 0
 	}
 	return s, true
@@ -123,11 +122,12 @@ func usedUntilReset(plan *penstock.Plan, reset time.Duration) int64 {
 	return int64(used)
 }
 
-// retryAfterAnswer returns how many µs after an answer with these numbers a Spend without patience
-// is granted, if no other request comes. It returns 0 if that is not known, or if the Spend is
-// granted immediately.
-func retryAfterAnswer(plan *penstock.Plan, cost, remaining, reset int64) int64 {
-	return plan.Algorithm().RetryAfterGrant(plan.Params(0), cost, remaining, reset)
+// retryAfterAnswer returns how long after an answer with this status a Spend without patience is
+// granted, if no other request comes. It returns 0 if that is not known, or if the Spend is granted
+// immediately.
+func retryAfterAnswer(plan *penstock.Plan, cost int64, s penstock.Status) time.Duration {
+	micros := plan.Algorithm().RetryAfterGrant(plan.Params(0), cost, s.Remaining, s.ResetAfter.Microseconds())
+	return time.Duration(micros) * time.Microsecond
 }
 
 // quietFor returns for how long no request is granted that needs at least what the demand says. As
@@ -142,7 +142,7 @@ func (p *deniedCharge) quietFor() time.Duration {
 	case !p.answersAllCosts || least <= p.status.Remaining:
 		return 0
 	}
-	return time.Duration(retryAfterAnswer(p.plan, least, p.status.Remaining, p.status.ResetAfter.Microseconds()))*time.Microsecond - patience
+	return retryAfterAnswer(p.plan, least, p.status) - patience
 }
 
 // claim is called after the denial has ended. The first caller must send its request to the store,

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"math"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -130,7 +129,10 @@ func newDenyCache(next penstock.Store, o denyOptions) *denyCache {
 	if o.MaxEntries <= 0 {
 		o.MaxEntries = 65_536
 	}
-	d := &denyCache{next: batches.Of(next), maxAge: o.MaxAge, limits: o.Limits, canLearnFromGrants: o.Grants, start: time.Now(), table: newDenials(o.MaxEntries), demands: new(demands)}
+	d := &denyCache{
+		next: batches.Of(next), maxAge: o.MaxAge, limits: o.Limits, canLearnFromGrants: o.Grants,
+		start: time.Now(), table: newDenials(o.MaxEntries), demands: new(demands),
+	}
 	d.listDecider = batches.NewListDecider(d, d.decide)
 	return d
 }
@@ -230,9 +232,7 @@ func (d *denyCache) send(ctx context.Context, queries []denyQuery, list []*batch
 		}
 		ctx = bounded
 	}
-	if slices.ContainsFunc(queries, isChanging) {
-		defer d.forget(queries, list) // also after a panic
-	}
+	defer d.forgetChanged(queries, list) // also after a panic
 	d.next(ctx, list)
 	for i, b := range list {
 		if queries[i].route == cacheable {
@@ -241,9 +241,7 @@ func (d *denyCache) send(ctx context.Context, queries []denyQuery, list []*batch
 	}
 }
 
-func isChanging(q denyQuery) bool { return q.route == changing }
-
-func (d *denyCache) forget(queries []denyQuery, list []*batches.Batch) {
+func (d *denyCache) forgetChanged(queries []denyQuery, list []*batches.Batch) {
 	for i, b := range list {
 		if queries[i].route == changing {
 			d.table.forget(b.Charges)
@@ -311,15 +309,11 @@ func (d *denyCache) denialAfterGrant(c *penstock.Charge, granted penstock.Status
 	if c.MinCost() <= granted.Remaining || patienceOf(c) > 0 {
 		return status, false
 	}
-	retry := retryAfterAnswer(c.Plan, c.MinCost(), granted.Remaining, granted.ResetAfter.Microseconds())
-	if retry <= 0 || d.settingsOf(c.Plan).SplitInto > 1 {
+	retryAfter := retryAfterAnswer(c.Plan, c.MinCost(), granted)
+	if retryAfter <= 0 || d.settingsOf(c.Plan).SplitInto > 1 {
 		return status, false
 	}
-	return penstock.Status{
-		Remaining:  granted.Remaining,
-		RetryAfter: time.Duration(retry) * time.Microsecond,
-		ResetAfter: granted.ResetAfter,
-	}, true
+	return penstock.Status{Remaining: granted.Remaining, RetryAfter: retryAfter, ResetAfter: granted.ResetAfter}, true
 }
 
 // refreshOnce decides a list of one batch whose denial has ended. The first such request is sent to
@@ -379,7 +373,7 @@ func (d *denyCache) remember(q *denyQuery, charges []penstock.Charge, decision *
 				p.demand.minCost = 1 // leases draw what there is
 			}
 			if own.SplitInto <= 1 {
-				p.answersAllCosts = retryAfterAnswer(plan, plan.Capacity(), status.Remaining, status.ResetAfter.Microseconds()) > 0
+				p.answersAllCosts = retryAfterAnswer(plan, plan.Capacity(), status) > 0
 				endsAtNextUnit := p.answersAllCosts && p.demand.minCost <= status.Remaining+1
 				p.isRefilling = plan.Algorithm().RefillsSteadily() && !endsAtNextUnit
 			}

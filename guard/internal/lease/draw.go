@@ -105,7 +105,8 @@ func (l *Store) beginLeased(ctx context.Context, b *batches.Batch, plans []*pens
 		return
 	}
 	b.Decision, a.isDecided = p.makeDecision(now, cost), true
-	if p.canPrefetch(now) && l.drawLocked(ctx, k, p, now, 0) == nil {
+	const noCost = 0 // no caller waits for this draw
+	if p.canPrefetch(now) && l.drawLocked(ctx, k, p, now, noCost) == nil {
 		p.noPrefetchUntil = now + l.life/prefetchPauses
 	}
 	k.mu.Unlock()
@@ -305,7 +306,8 @@ func (l *Store) receiveLocked(
 	if units >= pending.waitersBefore.needs || units > room {
 		pending.waitersBefore.brought = min(units, pending.waitersBefore.needs)
 	}
-	b := block{left: min(units-pending.waitersBefore.brought, room), sentAt: sent, expires: sent + l.life, forgottenAt: make([]time.Duration, len(p.limits))}
+	left := min(units-pending.waitersBefore.brought, room)
+	b := block{left: left, sentAt: sent, expires: sent + l.life, forgottenAt: make([]time.Duration, len(p.limits))}
 	k.counts.drawn += units
 	k.counts.spent += pending.waitersBefore.brought
 	k.counts.expired += units - pending.waitersBefore.brought - b.left // drawn for waiters that left before the answer came
