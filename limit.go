@@ -122,11 +122,6 @@ func (l Limit) numbers() algorithm.Limit {
 	return algorithm.Limit{Count: l.Count, Period: l.Period.Microseconds(), Burst: l.Burst}
 }
 
-func (l Limit) withNumbers(n algorithm.Limit) Limit {
-	l.Count, l.Period, l.Burst = n.Count, time.Duration(n.Period)*time.Microsecond, n.Burst
-	return l
-}
-
 // Validate returns an error that wraps ErrInvalid if the limit is invalid.
 func (l Limit) Validate() error {
 	_, err := l.Compile()

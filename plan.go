@@ -142,7 +142,9 @@ func (p *Plan) compileWith(numbers algorithm.Limit, isPossible bool) *Plan {
 	if !isPossible {
 		return nil
 	}
-	plan, err := p.limit.withNumbers(numbers).Compile()
+	limit := p.limit
+	limit.Count, limit.Period, limit.Burst = numbers.Count, time.Duration(numbers.Period)*time.Microsecond, numbers.Burst
+	plan, err := limit.Compile()
 	if err != nil {
 		return nil
 	}

@@ -326,7 +326,7 @@ func (r *rateReader) burst() (int64, error) {
 func (r *rateReader) number() (n *big.Rat, isInteger bool, err error) {
 	start := r.at
 	for {
-		isBetweenDigits := r.at > start && r.isDigitAfterPeek()
+		isBetweenDigits := r.at > start && r.at+1 < len(r.text) && isDigit(r.text[r.at+1])
 		isSeparator := strings.IndexByte("_,.", r.peek()) >= 0 && isBetweenDigits
 		if !isDigit(r.peek()) && !isSeparator {
 			break
@@ -390,11 +390,6 @@ func (r *rateReader) peek() byte {
 		return r.text[r.at]
 	}
 	return 0
-}
-
-// isDigitAfterPeek reports whether a digit follows the byte that peek returns.
-func (r *rateReader) isDigitAfterPeek() bool {
-	return r.at+1 < len(r.text) && isDigit(r.text[r.at+1])
 }
 
 func isDigit(c byte) bool { return '0' <= c && c <= '9' }

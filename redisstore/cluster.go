@@ -118,7 +118,8 @@ func (s *Store) countDenied(ctx context.Context, charges []penstock.Charge, grou
 	}
 }
 
-// chargeMultiSlot makes the charges of a batch. If not all are granted, it refunds them.
+// chargeMultiSlot makes the charges of a batch: those that can be denied, then the others. If not
+// all are granted, it refunds them.
 //
 // If ctx ends before that, chargeMultiSlot returns. The calls that it made then continue in the
 // background for at most afterCallerTimeout, and what they charged is refunded. If maxOutliving
@@ -146,7 +147,10 @@ func (s *Store) chargeMultiSlot(ctx context.Context, deniable, undeniable [][]in
 				s.outliving.Add(-1)
 			}
 		}()
-		chargeErr := s.chargeInOrder(ownCtx, deniable, undeniable, charges, statuses)
+		chargeErr := s.runEach(ownCtx, deniable, charges, statuses)
+		if chargeErr == nil && !isDenied(statuses) {
+			chargeErr = s.runEach(ownCtx, undeniable, charges, statuses)
+		}
 		isGranted := chargeErr == nil && !isDenied(statuses)
 		if isGranted && state.CompareAndSwap(running, ended) {
 			err = nil
@@ -178,15 +182,6 @@ func (s *Store) chargeMultiSlot(ctx context.Context, deniable, undeniable [][]in
 	}
 	<-done
 	return statuses, err
-}
-
-// chargeInOrder makes the charges that can be denied. If all of them are granted, it makes the
-// others.
-func (s *Store) chargeInOrder(ctx context.Context, deniable, undeniable [][]int, charges []penstock.Charge, statuses []penstock.Status) error {
-	if err := s.runEach(ctx, deniable, charges, statuses); err != nil || isDenied(statuses) {
-		return err
-	}
-	return s.runEach(ctx, undeniable, charges, statuses)
 }
 
 // runEach decides groups of charges concurrently, each in a script of its own, and writes their
