@@ -131,7 +131,10 @@ func (a *Admission) admitsIdentities() bool {
 		}
 		a.rejection = Rejection{Rule: u.Rule.Name, Policies: []string{u.Rule.Name + "." + u.Limit.Name()}, RetryAfter: retryAfter}
 		a.newIdentity[0] = chargeOf(u)
-		a.event = Event{Rule: u.Rule.Name, Limit: u.Limit.Name(), Algorithm: u.Limit.Algorithm().Title(), Key: u.Address, Outcome: DeniedNewIdentity, Charges: a.newIdentity[:]}
+		a.event = Event{
+			Rule: u.Rule.Name, Limit: u.Limit.Name(), Algorithm: u.Limit.Algorithm().Title(), Key: u.Address,
+			Outcome: DeniedNewIdentity, Charges: a.newIdentity[:],
+		}
 		a.emit()
 		return false
 	}

@@ -77,15 +77,17 @@ const (
 
 func (o *Options) setDefaults() {
 	o.LimitName = cmp.Or(o.LimitName, defaultLimitName)
-	for field, value := range map[*int]int{&o.Parallel: defaultParallel, &o.maxParallel: defaultMaxParallel, &o.MaxConnections: defaultMaxConnections} {
-		if *field <= 0 {
-			*field = value
-		}
-	}
-	for field, value := range map[*time.Duration]time.Duration{&o.IdleTimeout: defaultIdleTimeout, &o.ReadTimeout: defaultReadTimeout, &o.writeTimeout: defaultWriteTimeout} {
-		if *field <= 0 {
-			*field = value
-		}
+	setDefault(&o.Parallel, defaultParallel)
+	setDefault(&o.maxParallel, defaultMaxParallel)
+	setDefault(&o.MaxConnections, defaultMaxConnections)
+	setDefault(&o.IdleTimeout, defaultIdleTimeout)
+	setDefault(&o.ReadTimeout, defaultReadTimeout)
+	setDefault(&o.writeTimeout, defaultWriteTimeout)
+}
+
+func setDefault[T int | time.Duration](field *T, value T) {
+	if *field <= 0 {
+		*field = value
 	}
 }
 

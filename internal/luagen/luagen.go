@@ -138,7 +138,8 @@ func Mixed(algorithms []*algorithm.Algorithm) string {
 // unroll expands a harness for a sequence of algorithms.
 func unroll(text string, algorithms []*algorithm.Algorithm) string {
 	n := len(algorithms)
-	text = keepBlocks(text, "buckets", !slices.ContainsFunc(algorithms, func(a *algorithm.Algorithm) bool { return a != algorithm.TokenBucket }))
+	hasOther := slices.ContainsFunc(algorithms, func(a *algorithm.Algorithm) bool { return a != algorithm.TokenBucket })
+	text = keepBlocks(text, "buckets", !hasOther)
 	text = replaceBlocks(text, "one", func(block string) string { return repeat(block, "", max(2-n, 0)) })
 	text = keepBlocks(text, "several", n > 1)
 	text = replaceBlocks(text, "each", func(block string) string { return repeat(block, "", n) })
@@ -226,6 +227,7 @@ var harnesses = sync.OnceValue(func() (h struct{ single, set, uniform, mixed str
 	}
 	h.single = strings.NewReplacer("GET\n", "call('GET', key)\n",
 		"FAIL\n", "return redis.error_reply('CORRUPT the state of this key is malformed')\n").Replace(include(singleLua))
+	// A set is not loaded as a string, and has blocks of its own.
 	h.set = include(strings.NewReplacer("local stored = GET\n", "", "@short\n", "", "@load\n", "", "@decide\n", "@decideset\n", "@save\n", "@saveset\n").Replace(singleLua))
 	// In uniform.lua, save has the outcome of the last step that was accepted.
 	_, save, _, _ := cutBlock(storage, "save")

@@ -101,7 +101,9 @@ func (c *compiler) setBurst(s shape, tier string, limit *penstock.Limit, rateAt 
 
 func (c *compiler) compileSlots(s shape, at any, text string) (penstock.Limit, bool) {
 	n, ok := c.parseCount(at, "a number of requests in flight", text)
-	for p, isSet := range map[any]bool{s.burst: s.burst.isSet(), s.algorithm: *s.algorithm != "", s.subWindows: *s.subWindows != 0, s.timezone: *s.timezone != "", s.countsDeniedAt: s.countsDenied} {
+	for p, isSet := range map[any]bool{
+		s.burst: s.burst.isSet(), s.algorithm: *s.algorithm != "", s.subWindows: *s.subWindows != 0, s.timezone: *s.timezone != "", s.countsDeniedAt: s.countsDenied,
+	} {
 		if isSet {
 			c.fail(p, "this needs a rate, and the limit has in_flight; remove it")
 			ok = false

@@ -54,7 +54,6 @@ type Config struct {
 	// none.
 	KeyFile string `yaml:"key_file" jsonschema:"A PEM file of public keys or certificates, at most 32."`
 
-	// JWKSFile is a JSON Web Key Set of public keys, at most 32. Default: none.
 	JWKSFile string `yaml:"jwks_file" jsonschema:"A file with a JSON Web Key Set of public keys, at most 32."`
 
 	// JWKSURL is where the issuer publishes its JSON Web Key Set, of at most 32 keys and 1 MiB. The
@@ -63,14 +62,9 @@ type Config struct {
 	// valid. Default: none.
 	JWKSURL string `yaml:"jwks_url" jsonschema:"Where the issuer publishes its JSON Web Key Set: https, or http to this machine."`
 
-	// Refresh is how often JWKSURL is read: 1m to 24h. A token with an unknown key ID causes an
-	// earlier read, at most once a minute. Default: 1h.
 	Refresh time.Duration `yaml:"refresh" jsonschema:"How often jwks_url is read: 1m to 24h. Default: 1h."`
 
-	// Issuer is what a token's "iss" must be. Default: "iss" is not checked.
-	Issuer string `yaml:"issuer" jsonschema:"What iss of a token must be. Default: any."`
-
-	// Audience must be in a token's "aud". Default: "aud" is not checked.
+	Issuer   string `yaml:"issuer" jsonschema:"What iss of a token must be. Default: any."`
 	Audience string `yaml:"audience" jsonschema:"What must be in aud of a token. Default: any."`
 
 	// Leeway is how far the clocks of the issuer and of this machine may differ: at most 5m. Leeway is

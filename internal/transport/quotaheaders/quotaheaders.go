@@ -304,7 +304,7 @@ func (w *Writer) appendQuotas(text []byte, f *fields, quotas []Quota) []byte {
 				until, hasUntil = CeilSeconds(strictest.Status.ResetAfter), true
 			}
 			if hasUntil && !w.settings.IsResetInSeconds {
-				until += ceilUnix(w.settings.Now())
+				until += w.settings.Now().Add(time.Second - 1).Unix() // rounded up
 			}
 			if hasUntil {
 				text = f.appendNumber(text, fieldXReset, until)
@@ -421,12 +421,4 @@ func CeilSeconds(d time.Duration) int64 {
 		return 0
 	}
 	return int64((d-1)/time.Second) + 1
-}
-
-// ceilUnix returns t in seconds since the epoch, rounded up.
-func ceilUnix(t time.Time) int64 {
-	if t.Nanosecond() > 0 {
-		return t.Unix() + 1
-	}
-	return t.Unix()
 }
