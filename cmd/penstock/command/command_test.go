@@ -77,6 +77,7 @@ func TestExitCodeDependsOnTheFailure(t *testing.T) {
 		{args: "unknown", code: exitUsage, text: `penstock: unknown command "unknown"`},
 		{args: "serve --unknown", code: exitUsage, text: `Run "penstock serve --help" for usage.`},
 		{args: "serve --grpc-server standard", code: exitUsage, text: "there is no --grpc-server any more; delete it: "},
+		{args: "serve --allow-stated-limits", code: exitUsage, text: "there is no --allow-stated-limits any more; its name is allow_caller_limits now"},
 		{args: "serve --demo --config " + outdated, code: exitInvalid, text: `outdated.yaml:1:10: there is no field "grpc_server" here; delete it: `},
 		{args: "serve extra", code: exitUsage, text: "penstock serve --help"},
 		{args: "version extra", code: exitUsage, text: "penstock version --help"},
