@@ -372,7 +372,8 @@ func (c *circuit) end(t callStart, result error) {
 	case result != nil:
 		c.lastErr = result
 		failures := 0
-		if t.totalFailures == c.totalFailures || isTimeout(result) { // no other call has failed since this one began
+		isFirst := t.totalFailures == c.totalFailures // no other call has failed since this one began
+		if isFirst || isTimeout(result) {
 			failures = 1
 		}
 		c.failuresInRow += failures

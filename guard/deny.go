@@ -63,8 +63,8 @@ type DenyOptions struct {
 //
 //   - RetryAfter is too long by at most the time that the answer was in flight, or 1 µs too short.
 //   - RetryAfter is too short if another instance has used Force, or has granted a request of
-//     another tier that uses the counter. So is it if the other instance has granted a request of
-//     a smaller cost or a longer Patience than any request here.
+//     another tier that uses the counter, or one of a smaller cost or a longer Patience than any
+//     request here.
 //   - Remaining of a SlidingWindow, SlidingLog or SubWindow does not count units that have come
 //     back since, but are too few for the request.
 //   - RetryAfter of a split limit is that of the answer.
@@ -342,7 +342,7 @@ func (d *denyCache) refreshOnce(ctx context.Context, query []denyQuery, one []*b
 		return
 	}
 	q := &query[0]
-	q.sentAt = 0
+	q.sentAt = 0 // prepare reads the clock again
 	d.prepare(q, b.Charges)
 	known := q.known
 	isCovered := known != nil && q.sentAt < known.validUntil && known.covers(q, b.Charges, d.demands)

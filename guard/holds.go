@@ -143,7 +143,8 @@ func (s *holds) decide(ctx context.Context, list []*batches.Batch) {
 		s.next(ctx, list)
 		return
 	}
-	begun, err := s.begin(ctx, b.Charges), errPanicked
+	begun := s.begin(ctx, b.Charges)
+	err := errPanicked // if next panics
 	defer func() { s.end(b.Charges, begun, &b.Decision, err) }()
 	s.next(ctx, list)
 	err = b.Err
@@ -250,8 +251,10 @@ func (s *holds) end(charges []penstock.Charge, begun uint64, d *penstock.Decisio
 // isOutcomeUnknown reports whether the store may have made the charges of a batch that ended with
 // err.
 func isOutcomeUnknown(err error) bool {
-	e := penstock.AsStoreError(err)
-	return e == nil && !errors.Is(err, penstock.ErrInvalid) || e != nil && e.MayBeCharged
+	if e := penstock.AsStoreError(err); e != nil {
+		return e.MayBeCharged
+	}
+	return !errors.Is(err, penstock.ErrInvalid)
 }
 
 // noteUndecided records the result of a batch that the store did not decide. Holds that its caller

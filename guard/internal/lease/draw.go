@@ -271,7 +271,7 @@ func (l *Store) runDraw(ctx context.Context, k *leasedKey, p *pool, pending *dra
 		if d.Source != penstock.FromStore {
 			p.bypassUntil = now + l.life
 		}
-	case d.Source != penstock.FromStore:
+	case d.Source != penstock.FromStore: // the store has not counted the units, so they cannot be leased
 		units := minGranted(&d, size)
 		k.counts.drawn += units
 		k.counts.lost += units

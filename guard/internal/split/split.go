@@ -245,8 +245,8 @@ func (b *splitBatch) makeDecision() (d penstock.Decision) {
 	return d
 }
 
-// addCharge adds charge i to the outgoing batch, with this mode and cost, at one of its shards. A
-// charge that is not split has no shards.
+// addCharge adds charge i to the outgoing batch, with this mode and cost, at one of its shards. The
+// shard does not matter for a charge that is not split.
 func (b *splitBatch) addCharge(i, shard int, mode penstock.Mode, cost int64) *penstock.Charge {
 	b.outgoing = append(b.outgoing, b.charges[i])
 	b.chargeIndex = append(b.chargeIndex, i)
@@ -329,11 +329,12 @@ func (p *chargeState) writeReceipt() {
 func (p *chargeState) readReceipt(receipt int64) {
 	const ofNoCharge = 1
 	shard := int(receipt & (1<<shardBits - 1))
-	if receipt&splitReceipt == 0 || shard >= p.parts.Len() && shard != allShards {
+	isShard := shard < p.parts.Len() || shard == allShards
+	if receipt&splitReceipt == 0 || !isShard {
 		p.receipt, p.grantingShard = ofNoCharge, p.firstIndex
 		return
 	}
-	p.receipt, p.grantingShard = receipt&^splitReceipt>>shardBits, shard
+	p.receipt, p.grantingShard = (receipt&^splitReceipt)>>shardBits, shard
 	if shard != allShards {
 		p.firstIndex = shard
 	}
@@ -495,25 +496,25 @@ func (b *splitBatch) confirmDenied(ctx context.Context) error {
 	return nil
 }
 
-// addSpend adds charge i to the batch, if spendCharges makes it.
+// addSpend adds charge i to the outgoing batch, unless it is a split charge of another kind.
 func (b *splitBatch) addSpend(i int) {
 	c, p := &b.charges[i], &b.states[i]
+	addTo := func(shard int, cost int64) {
+		added := b.addCharge(i, shard, c.Mode, cost)
+		if p.strategy != oneShardWaiting {
+			added.Patience = 0
+		}
+	}
 	switch {
 	case p.parts == nil:
 		added := b.addCharge(i, 0, c.Mode, c.Cost)
 		added.IsFreeIfDenied = c.IsFreeIfDenied || !b.isLastTry
 	case !p.isSpend(c):
 	case p.usesOneShard(c):
-		added := b.addCharge(i, p.currentShard(), c.Mode, c.Cost)
-		if p.strategy != oneShardWaiting {
-			added.Patience = 0
-		}
+		addTo(p.currentShard(), c.Cost)
 	default:
 		for shard := range p.parts.Len() {
-			added := b.addCharge(i, shard, c.Mode, p.shardCosts[shard])
-			if p.strategy != oneShardWaiting {
-				added.Patience = 0
-			}
+			addTo(shard, p.shardCosts[shard])
 		}
 	}
 }
