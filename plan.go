@@ -169,7 +169,7 @@ const freeTagBits = 7 // the bits of a Tag that a store may use
 func (p *Plan) ID() [2]uint64 { return p.id }
 
 // Equal reports whether two Plans make the same decisions, whatever their Names and Groups are.
-// Plans of calendar windows are equal only if they have one Algorithm.
+// Plans of calendar windows are equal only if they have the same Algorithm.
 func (p *Plan) Equal(other *Plan) bool { return p == other || p.hasNumbersOf(other) }
 
 func (p *Plan) hasNumbersOf(other *Plan) bool {

@@ -116,11 +116,9 @@ func (s *clientStream) SendMsg(message any) error {
 
 // admit waits until a call or message may be sent. An error is the reason why it must not be sent.
 func (o *ClientOptions) admit(ctx context.Context, limiter *penstock.Limiter, conn *grpc.ClientConn, method string, message any) error {
-	key, cost := "", int64(1)
+	key, cost := conn.Target(), int64(1)
 	if o.Key != nil {
 		key = o.Key(ctx, conn, method)
-	} else {
-		key = conn.Target()
 	}
 	if o.Cost != nil {
 		cost = o.Cost(ctx, method, message)

@@ -81,7 +81,7 @@ func (g *Gate) Unary(ctx context.Context, request any, info *grpc.UnaryServerInf
 		return nil, c.refuse(refusal, func(md metadata.MD) { grpc.SetTrailer(ctx, md) })
 	}
 	fields := g.calls.Fields(a)
-	result := admission.Result{} // if the handler panics
+	var result admission.Result // of a handler that panics
 	defer func() { a.Done(result) }()
 	answer, err := handler(calls.WithAdmission(ctx, a), request)
 	result.Status = calls.HTTPStatus(status.Code(err))
@@ -105,7 +105,7 @@ func (g *Gate) Stream(srv any, stream grpc.ServerStream, info *grpc.StreamServer
 	if refusal != nil {
 		return c.refuse(refusal, stream.SetTrailer)
 	}
-	result := admission.Result{} // if the handler panics
+	var result admission.Result // of a handler that panics
 	defer func() { a.Done(result) }()
 	s := &serverStream{ServerStream: stream, gate: g.calls, call: c, method: info.FullMethod, fields: g.calls.Fields(a)}
 	s.ctx = calls.WithAdmission(ctx, a)

@@ -106,10 +106,10 @@ func (s *Store) decideAlone(ctx context.Context, c *call, charges []penstock.Cha
 // await returns the decision about a waiter that was queued.
 func (s *Store) await(ctx context.Context, coalescer *coalesce.Coalescer, w *coalesce.Waiter) (penstock.Decision, error) {
 	isSent, err := coalescer.Wait(ctx, w)
-	switch {
-	case err != nil && !isSent:
-		return penstock.Decision{}, s.unavailable(ctx, redisclient.TooLate(err))
-	case err != nil:
+	if err != nil {
+		if !isSent {
+			err = redisclient.TooLate(err)
+		}
 		return penstock.Decision{}, s.unavailable(ctx, err)
 	}
 	return s.resultOf(ctx, w)

@@ -84,7 +84,7 @@ func (g *Gate) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 			return nil, errorOf(refusal)
 		}
 		fields := g.calls.Fields(a)
-		result := admission.Result{} // if the handler panics
+		var result admission.Result // of a handler that panics
 		defer func() { a.Done(result) }()
 		answer, err := next(calls.WithAdmission(ctx, a), request)
 		result.Status = statusOf(err)
@@ -112,7 +112,7 @@ func (g *Gate) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.S
 		if refusal != nil {
 			return errorOf(refusal)
 		}
-		result := admission.Result{} // if the handler panics
+		var result admission.Result // of a handler that panics
 		defer func() { a.Done(result) }()
 		s := &stream{StreamingHandlerConn: conn, ctx: ctx, gate: g.calls, fields: g.calls.Fields(a)}
 		err := next(calls.WithAdmission(ctx, a), s)

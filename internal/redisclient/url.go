@@ -34,7 +34,7 @@ func CheckURL(text string) error {
 	return err
 }
 
-// parse reads files by readFile. If it is nil, no file is read.
+// parse parses a URL. It reads the files of passwords by readFile, unless that is nil.
 func parse(text string, readFile func(string) ([]byte, error)) (rueidis.ClientOption, error) {
 	option, err := parseURL(text, readFile)
 	if err != nil {

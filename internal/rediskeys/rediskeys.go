@@ -122,7 +122,7 @@ func (n *Names) Append(b []byte, key string) []byte {
 func (n *Names) hash(h hash.Hash, key string) []byte {
 	h.Reset()
 	for len(key) > 0 {
-		part := n.chunk[:copy(n.chunk[:], key)]
+		part := n.chunk[:copy(n.chunk[:], key)] // []byte(key) would allocate memory
 		h.Write(part)
 		key = key[len(part):]
 	}

@@ -161,7 +161,8 @@ func (c *compiler) compileOnStatus(l *policy.Limit, config *limitConfig) {
 	if l.Status != nil && config.CountDenied {
 		c.fail(&config.CountDenied, countsNoResponse)
 	}
-	if l.Status == nil && !l.Adjustable || len(l.Variants) == 0 {
+	refunds := l.Status != nil || l.Adjustable
+	if !refunds || len(l.Variants) == 0 {
 		return
 	}
 	if a := l.Variants[0].Algorithm(); !a.CanRefund() {

@@ -28,7 +28,8 @@ func (c *compiler) checkBeforeAuth(r *policy.Rule, config *ruleConfig) {
 	}
 	for i, l := range r.Limits {
 		at := c.placeOf(at, &config.Limits[i])
-		isCorrectedLater := l.Status != nil || l.Adjustable || len(l.Variants) > 0 && l.Variants[0].Algorithm().NeedsHolder()
+		hasSlots := len(l.Variants) > 0 && l.Variants[0].Algorithm().NeedsHolder()
+		isCorrectedLater := l.Status != nil || l.Adjustable || hasSlots
 		switch {
 		case l.Key.Needs(policy.KindClaim) || l.Key.Needs(policy.KindTier) || len(l.Variants) > 1:
 			c.fail(at, "before a token is verified, claims and tiers are not known, and limit %s uses one; use per: ip", wording.Clip(l.Name))

@@ -52,7 +52,8 @@ func (c *compiler) compileKey(r *policy.Rule, ruleConfig *ruleConfig, config *li
 	id := c.compileIdentityConfig(per)
 	for _, name := range id.Segments() {
 		hasSegment := func(path string) bool { return slices.Contains(strings.Split(path, "/"), "{"+name+"}") }
-		if paths := r.Match.Paths; len(paths) == 0 && len(ruleConfig.Match.Path) == 0 || !holdsForAll(paths, hasSegment) {
+		matchesAllPaths := len(r.Match.Paths) == 0 && len(ruleConfig.Match.Path) == 0
+		if matchesAllPaths || !holdsForAll(r.Match.Paths, hasSegment) {
 			c.fail(per, "the identity depends on segment %s, and a path of the rule has no {%s}; add it to the path", name, name)
 		}
 	}

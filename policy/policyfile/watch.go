@@ -143,7 +143,7 @@ func (w *Watcher) reportLocked(err error) {
 }
 
 // loadLocked loads the file. It uses the new rules only if none of their files changed during the
-// load.
+// load. If they change during each of loadTries loads, that is the error.
 func (w *Watcher) loadLocked() error {
 	w.lastErr = fmt.Errorf("the files changed during each of %d loads; they are loaded again soon; change them less often, and if a file is written in place, write it under another name, and rename it", loadTries)
 	for range loadTries {

@@ -35,8 +35,8 @@ func (a adapter) Eval(ctx context.Context, script string, keys, args []string) (
 
 // A singleCmd is a command that go-redis sends once. By default go-redis would send a script up to
 // four times when a reply is lost. A cluster client would do so even with MaxRetries -1. Each
-// copy may run and charge. Its reply must be a string. For the announced length of an array,
-// go-redis would allocate memory before the elements come.
+// copy may run and charge. The reply must be a string: for an array, go-redis would allocate
+// memory of the announced length before the elements come.
 type singleCmd struct{ *redis.StringCmd }
 
 func (singleCmd) NoRetry() bool { return true }

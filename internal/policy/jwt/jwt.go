@@ -381,8 +381,8 @@ func checkKeyURL(address string) error {
 	return nil
 }
 
-// redactURL returns an address for a message, without its user and password. The address is not
-// escaped, because values of variables would then not be found and masked.
+// redactURL returns an address for a message, without its user and password. Otherwise the address
+// is as it was written, because values of variables are masked in messages if they are unchanged.
 func redactURL(written string, u *url.URL) string {
 	if u.User != nil {
 		return u.Scheme + "://" + u.Host
