@@ -46,8 +46,8 @@ type Counts struct {
 	options      Options
 	seriesByRule atomic.Pointer[map[Rule]*series]
 
-	mu           sync.Mutex        // held while rules change, and while a rule gets its histogram
-	rulesByOwner map[string][]Rule // by their owner
+	mu           sync.Mutex // held while rules change, and while a rule gets its histogram
+	rulesByOwner map[string][]Rule
 
 	waitingFuncs atomic.Pointer[[]func() int] // the functions of AddWaiting
 	guards       atomic.Pointer[Guards]       // nil until SetGuards
@@ -57,14 +57,14 @@ type Counts struct {
 	unknownOutcome         atomic.Uint64
 	uncounted              atomic.Uint64   // requests that passed although a limit did not count them
 	tokensRejectedByReason []atomic.Uint64 // by the index of the reason in tokenReasons
-	breakerChangesByState  []atomic.Uint64 // by the new state
+	breakerChangesByState  []atomic.Uint64
 }
 
 // series are the numbers of one Rule.
 type series struct {
-	requestsByOutcome [numOutcomes]atomic.Uint64 // the number of requests, by outcome
-	nearLimit         atomic.Uint64              // allowed requests near the limit
-	histogram         atomic.Pointer[Histogram]  // nil until the first latency
+	requestsByOutcome [numOutcomes]atomic.Uint64
+	nearLimit         atomic.Uint64             // allowed requests near the limit
+	histogram         atomic.Pointer[Histogram] // nil until the first latency
 }
 
 // numOutcomes is at least the number of outcomes. It is a constant, so that a series is one block

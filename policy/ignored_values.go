@@ -11,13 +11,9 @@ import (
 func (v *Evaluation) IgnoredValues() (reasons []string) {
 	q := &v.request
 	add := func(format string, args ...any) {
-		text := fmt.Sprintf(format, args...)
-		for _, reason := range reasons {
-			if reason == text {
-				return
-			}
+		if text := fmt.Sprintf(format, args...); !slices.Contains(reasons, text) {
+			reasons = append(reasons, text)
 		}
-		reasons = append(reasons, text)
 	}
 	if v.TokenError != nil {
 		add("the token is rejected: %v", v.TokenError)

@@ -55,7 +55,8 @@ const maxKeptReplyBytes = 4 * maxReplyBytes
 
 func (b *batch) release() {
 	b.dropJobs()
-	if b.bytes = b.bytes[:0]; cap(b.bytes) > maxKeptReplyBytes {
+	b.bytes = b.bytes[:0]
+	if cap(b.bytes) > maxKeptReplyBytes {
 		b.bytes = nil
 	}
 	batchPool.Put(b)

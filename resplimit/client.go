@@ -50,7 +50,8 @@ func (c *client) reset() {
 
 func (c *client) setUser(name string, isAuthenticated bool) {
 	c.user, c.isAuthenticated = name, isAuthenticated
-	if c.reader.most = maxBeforeAuth; isAuthenticated {
+	c.reader.most = maxBeforeAuth
+	if isAuthenticated {
 		c.reader.most = maxBuffer
 	}
 }

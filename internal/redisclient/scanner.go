@@ -273,7 +273,8 @@ func (r *replyScanner) open() error {
 		if r.size += r.number; r.number > maxReplyBytes || r.size > maxReplyBytes {
 			return fmt.Errorf("malformed reply: it has more than %d bytes", maxReplyBytes)
 		}
-		if r.state = inText; r.number == 0 {
+		r.state = inText
+		if r.number == 0 {
 			r.state = atCR
 		}
 		return nil

@@ -142,7 +142,7 @@ func (l *Store) Close(ctx context.Context) error {
 	l.mu.Unlock()
 	var all sync.WaitGroup
 	inFlight := make(chan struct{}, closeConcurrency)
-	for _, k := range l.keys.all(l.keys.cells) {
+	for _, k := range l.keys.all() {
 		k.mu.Lock()
 		pending := l.removeAllLocked(k)
 		k.mu.Unlock()
@@ -199,7 +199,7 @@ func (l *Store) stats() (s Stats, removedBefore int64) {
 	l.mu.Lock()
 	sum, removedBefore := l.removedCounts, l.removedKeys
 	l.mu.Unlock()
-	for _, k := range l.keys.all(l.keys.cells) {
+	for _, k := range l.keys.all() {
 		k.mu.Lock()
 		sum.add(&k.counts)
 		s.Live += k.liveUnitsLocked()

@@ -49,10 +49,10 @@ func (t *keyTable) find(hash uint64, name keyName) *leasedKey {
 	return k
 }
 
-// all returns the keys of a part of the cells, from first on.
-func (t *keyTable) all(cells []keyCell) (keys []*leasedKey) {
-	for i := range cells {
-		for k := cells[i].first.Load(); k != nil; k = k.next.Load() {
+// all returns the keys that are in the table now.
+func (t *keyTable) all() (keys []*leasedKey) {
+	for i := range t.cells {
+		for k := t.cells[i].first.Load(); k != nil; k = k.next.Load() {
 			keys = append(keys, k)
 		}
 	}

@@ -32,7 +32,7 @@ func TestKeysOfACell(t *testing.T) {
 	gone := keys[1]
 	table.removeIfLocked(func(k *leasedKey) bool { return k == gone })
 	if table.find(5, names[0]) != keys[0] || table.find(5, names[1]) != nil || table.find(5, names[2]) != keys[2] || table.count.Load() != 2 {
-		t.Errorf("after the removal of the second of three keys, there are %v; want the other two", table.all(table.cells))
+		t.Errorf("after the removal of the second of three keys, there are %v; want the other two", table.all())
 	}
 }
 
@@ -61,7 +61,7 @@ func TestIdleKeysOfEveryCellAreRemoved(t *testing.T) {
 		t.Errorf("%d of %d keys were examined in a round; want all", len(seen), len(table.cells))
 	}
 	table.removeIfLocked(func(*leasedKey) bool { return true })
-	if n := len(table.all(table.cells)); n != len(table.cells)-examinedCells || int(table.count.Load()) != n {
+	if n := len(table.all()); n != len(table.cells)-examinedCells || int(table.count.Load()) != n {
 		t.Errorf("after one more examination %d keys are left, and %d are counted; want %d", n, table.count.Load(), len(table.cells)-examinedCells)
 	}
 }
