@@ -151,8 +151,8 @@ func (p *Plan) compileWith(numbers algorithm.Limit, isPossible bool) *Plan {
 	return plan
 }
 
-// Window returns the length of the limit's window, or of a sub-window if the algorithm has those. It
-// returns 0 if the algorithm has no windows or cannot be leased.
+// Window returns the length of the limit's window, or of a sub-window if the algorithm has those.
+// It returns 0 if the algorithm has no windows or cannot be leased.
 func (p *Plan) Window() time.Duration {
 	return time.Duration(p.limit.Algorithm.Window(p.limit.numbers())) * time.Microsecond
 }

@@ -65,9 +65,9 @@ func (f Func) Decide(ctx context.Context, charges []penstock.Charge) (d penstock
 	return d, err
 }
 
-// A ListDecider lets Of find the Func of an exported type of store. The type embeds a ListDecider by
-// an unexported name, so its documentation does not show it. Only this package can call the method
-// lists, which the type gets by embedding.
+// A ListDecider lets Of find the Func of an exported type of store. The type embeds a ListDecider
+// by an unexported name, so its documentation does not show it. Only this package can call the
+// method lists, which the type gets by embedding.
 type ListDecider struct {
 	owner  penstock.Store
 	decide Func
@@ -96,7 +96,8 @@ func Of(store penstock.Store) Func {
 	return decide
 }
 
-// Find returns the Func of a store that is a Func or embeds a ListDecider, and nil for other stores.
+// Find returns the Func of a store that is a Func or embeds a ListDecider, and nil for other
+// stores.
 func Find(store penstock.Store) Func {
 	switch s := store.(type) {
 	case Func:

@@ -35,10 +35,10 @@ type Decider interface {
 // decided in any order.
 //
 // A queued flight is sent, at the latest, when the scripts that were in flight before it have
-// ended. So it waits for at most one round trip, and a decision takes at most two, unless maxFlights
-// are in flight. Ended scripts are counted, and no time is measured: replies of a busy server are as
-// late as those of a distant one, but only a distant one needs more scripts. If a server hangs, no
-// script ends, and no further script is sent.
+// ended. So it waits for at most one round trip, and a decision takes at most two, unless
+// maxFlights are in flight. Ended scripts are counted, and no time is measured: replies of a busy
+// server are as late as those of a distant one, but only a distant one needs more scripts. If a
+// server hangs, no script ends, and no further script is sent.
 type Coalescer struct {
 	decider Decider
 
@@ -232,9 +232,9 @@ func (c *Coalescer) takeLocked() *Flight {
 	return f
 }
 
-// next is called when a script has ended. ended is its flight, or nil if a caller decided the script
-// itself. next returns the next flight to send, or nil if there is none. It sends further flights
-// that are due.
+// next is called when a script has ended. ended is its flight, or nil if a caller decided the
+// script itself. next returns the next flight to send, or nil if there is none. It sends further
+// flights that are due.
 func (c *Coalescer) next(ended *Flight) (next *Flight) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -59,8 +59,8 @@ func (a *attributes) HasHeader(test func(name string) bool) bool {
 
 func (a *attributes) Address() netip.Addr { return a.address }
 
-// BodySize returns 0 for a size that the caller does not give, because it does not become known later.
-// obstacleTo refuses the request if a limit charges by the size.
+// BodySize returns 0 for a size that the caller does not give, because it does not become known
+// later. obstacleTo refuses the request if a limit charges by the size.
 func (a *attributes) BodySize() int64 { return max(a.bodySize, 0) }
 
 func readAttributes(m *penstockv1.Attributes, paths policy.Paths) (*attributes, error) {
