@@ -7,8 +7,8 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
-	"github.com/penstock/penstock/guard/internal/lease"
 	"github.com/penstock/penstock/guard/internal/split"
+	"github.com/penstock/penstock/internal/lease"
 )
 
 // A Bound is the most that a limit admits in one situation.

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/guard/internal/deadline"
 	"github.com/penstock/penstock/internal/batches"
+	"github.com/penstock/penstock/internal/deadline"
 )
 
 // A downStore fails until it is repaired, and notes its calls.

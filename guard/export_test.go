@@ -4,7 +4,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/guard/internal/lease"
+	"github.com/penstock/penstock/internal/lease"
 )
 
 // Types that tests outside the package use.

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/guard/internal/deadline"
 	"github.com/penstock/penstock/internal/batches"
+	"github.com/penstock/penstock/internal/deadline"
 	"github.com/penstock/penstock/internal/lazy"
 	"github.com/penstock/penstock/internal/panicked"
 )

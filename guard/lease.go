@@ -4,7 +4,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/guard/internal/lease"
+	"github.com/penstock/penstock/internal/lease"
 )
 
 // LeaseOptions configure the leases of Standard. A lease draws units of a busy key from the store

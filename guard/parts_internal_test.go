@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/guard/internal/deadline"
+	"github.com/penstock/penstock/internal/deadline"
 	"github.com/penstock/penstock/memstore"
 )
 

@@ -6,9 +6,9 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
-	"github.com/penstock/penstock/guard/internal/deadline"
-	"github.com/penstock/penstock/guard/internal/lease"
 	"github.com/penstock/penstock/internal/batches"
+	"github.com/penstock/penstock/internal/deadline"
+	"github.com/penstock/penstock/internal/lease"
 )
 
 // A Server reports the nodes and the instances of a store to the guards. A *redisstore.Store is

@@ -43,6 +43,8 @@ var targets = []target{
 	{"internal/luagen/*.lua", []string{"./redisstore"}},
 	{"guard/*.go", []string{"./guard"}},
 	{"guard/internal/*/*.go", []string{"./guard/internal/...", "./guard"}},
+	{"internal/lease/*.go", []string{"./internal/lease", "./guard"}},
+	{"internal/deadline/*.go", []string{"./internal/deadline", "./guard"}},
 	{"internal/regions/*.go", []string{"./internal/regions", "./redisstore", "./cmd/penstock/internal/tools/simulate"}},
 	{"policy/*.go", []string{"./policy", "./policy/policyfile", "./httplimit"}},
 	{"internal/policy/*/*.go", []string{"./internal/policy/...", "./policy/policyfile"}},

@@ -24,7 +24,7 @@ var elsewhere = map[string][]string{
 	"F12": {"internal/testing/clienttest/faults.go: forgottenScriptsChargeOnce"},
 	"F15": {"internal/testing/clienttest/faults.go: lostRepliesNeverChargeTwice", "internal/testing/clienttest/outofstep.go: RepliesOutOfStep"},
 	"F17": {"internal/testing/clienttest/errors.go: rightsOnOneServer", "internal/testing/clienttest/errors.go: wrongLogin"},
-	"F21": {"internal/testing/faults/process_test.go: TestStoppedProgramSpendsNothingOfItsOldLease", "guard/internal/lease/draw_test.go: TestStoppedInstanceSpendsNothingOld",
+	"F21": {"internal/testing/faults/process_test.go: TestStoppedProgramSpendsNothingOfItsOldLease", "internal/lease/draw_test.go: TestStoppedInstanceSpendsNothingOld",
 		"internal/testing/faults/busy_test.go: TestBusyMachineIsNoFailureOfTheStore"},
 	"F22": {"internal/testing/faults/process_test.go: TestKilledProgramLosesAtMostItsLease", "internal/testing/faults/process_test.go: TestTerminatedProgramReturnsItsLease"},
 	"F23": {"policy/policyfile/watch_test.go: TestRulesAreNeverAMixtureOfTwoVersions", "policy/policyfile/watch_test.go: TestBrokenFileChangesNothing", "httplimit/reload_test.go: TestReloadIsNeverAMixture"},

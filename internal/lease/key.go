@@ -48,7 +48,7 @@ type pool struct {
 	blocks    [2]block       // the older first
 	draw      *draw          // the draw in flight, or nil
 	returning int64          // units of refunds in flight; they count as held
-	timer     *time.Timer    // calls returnDue
+	timer     Timer          // calls returnDue
 
 	// Demand, in units per half of the leases' lifetime.
 	demand        float64

@@ -1,7 +1,9 @@
 package lease
 
 import (
+	"hash/fnv"
 	"hash/maphash"
+	"io"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -10,9 +12,10 @@ import (
 // A keyTable has the leased keys, by the hashes of their names. To find a key takes no lock. A name
 // without a leased key takes one load of its cell, which also counts the demand of the name.
 type keyTable struct {
-	seed  maphash.Seed
-	cells []keyCell // a power of two of them
-	count atomic.Int64
+	seed           maphash.Seed
+	hasEqualHashes bool      // in each run of the program
+	cells          []keyCell // a power of two of them
+	count          atomic.Int64
 
 	mu       sync.Mutex // for adding and removing keys
 	nextCell int        // where the next examination for idle keys begins
@@ -37,7 +40,14 @@ func newKeyTable(maxKeys int) *keyTable {
 	return &keyTable{seed: maphash.MakeSeed(), cells: make([]keyCell, cells)}
 }
 
-func (t *keyTable) hash(name keyName) uint64 { return maphash.String(t.seed, name.key) }
+func (t *keyTable) hash(name keyName) uint64 {
+	if t.hasEqualHashes {
+		h := fnv.New64a()
+		_, _ = io.WriteString(h, name.key)
+		return h.Sum64()
+	}
+	return maphash.String(t.seed, name.key)
+}
 
 func (t *keyTable) cell(hash uint64) *keyCell { return &t.cells[hash&uint64(len(t.cells)-1)] }
 

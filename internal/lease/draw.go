@@ -9,8 +9,8 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/algorithm"
-	"github.com/penstock/penstock/guard/internal/deadline"
 	"github.com/penstock/penstock/internal/batches"
+	"github.com/penstock/penstock/internal/deadline"
 	"github.com/penstock/penstock/internal/lazy"
 	"github.com/penstock/penstock/internal/panicked"
 )
@@ -367,10 +367,13 @@ func (l *Store) setTimerLocked(k *leasedKey, p *pool, now time.Duration) {
 		}
 	}
 	wait := max(due-now, 0)
-	if p.timer == nil {
-		p.timer = time.AfterFunc(wait, func() { l.returnDue(k, p) })
-	} else {
+	switch returnDue := func() { l.returnDue(k, p) }; {
+	case p.timer != nil:
 		p.timer.Reset(wait)
+	case l.options.Clock != nil:
+		p.timer = l.options.Clock.AfterFunc(wait, returnDue)
+	default:
+		p.timer = time.AfterFunc(wait, returnDue)
 	}
 }
 

@@ -27,6 +27,21 @@ type Options struct {
 
 	// MaxKeys is the largest number of keys that are leased or measured. Default: 10,000.
 	MaxKeys int
+
+	// Clock is that of a simulation. It moves only between calls of the Store, so that the same calls
+	// have the same answers in each run. Default: the wall clock.
+	Clock Clock
+}
+
+type Clock interface {
+	Now() time.Time
+	AfterFunc(time.Duration, func()) Timer
+}
+
+// A Timer calls a function once, like that of time.AfterFunc.
+type Timer interface {
+	Stop() bool
+	Reset(time.Duration) bool
 }
 
 // A Store draws units in blocks and spends them locally. See guard.LeaseOptions.
@@ -57,6 +72,9 @@ func New(store penstock.Store, o Options) *Store {
 		o.MaxKeys = 10_000
 	}
 	l := &Store{options: o, next: batches.Of(store), start: time.Now(), life: o.Life, keys: newKeyTable(o.MaxKeys)}
+	if o.Clock != nil {
+		l.start, l.keys.hasEqualHashes = o.Clock.Now(), true
+	}
 	l.ListDecider, l.several = batches.NewListDecider(l, l.decide), batches.Alone(l.isDecidedAlone, l.decide, l.next)
 	return l
 }
@@ -252,8 +270,16 @@ func (o Options) instances() int {
 	return max(o.Instances(), 1)
 }
 
-// now is the time since the start, by the monotonic clock.
-func (l *Store) now() time.Duration { return time.Since(l.start) }
+// now is the time since the start, by the monotonic clock or that of a simulation.
+func (l *Store) now() time.Duration {
+	if l.options.Clock != nil {
+		return l.options.Clock.Now().Sub(l.start)
+	}
+	return time.Since(l.start)
+}
+
+// Wait waits until no draw and no refund is in flight. No goroutine may call the Store meanwhile.
+func (l *Store) Wait() { l.work.Wait() }
 
 // startWork reports whether a background goroutine may start. If so, the goroutine must call
 // l.work.Done at its end.
