@@ -20,6 +20,7 @@ import (
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/htmlreport"
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/simulate"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/fieldvalues"
 	"github.com/penstock/penstock/internal/regions"
 	"github.com/penstock/penstock/internal/wording"
 )
@@ -60,6 +61,7 @@ func newSimulate(algorithms []*algorithm.Algorithm) *cobra.Command {
 	f.BoolVar(&s.perClient, "per-client", false, "each client has a counter of its own")
 	f.StringVar(&s.onDenied, "on-denied", string(simulate.Drop), "what a client does after a denial: drop the request, wait (send it again after Retry-After) or retry (send it\nagain after 100 ms), at most three times")
 	f.IntVar(&s.instances, "instances", 1, "instances that share the limit, and take turns")
+	f.Int64Var(&s.lease, "lease", 0, "units that an instance draws in advance at most, as the field lease of a policy says. Default: none")
 	f.IntVar(&s.regions, "regions", 1, "regions, each with a store of its own")
 	f.StringVar(&s.across, "across", "", "how one limit holds in all regions: exchange. Default: each region is on its own")
 	f.DurationVar(&s.delay, "delay", 0, "how long a message between two regions takes")
@@ -80,6 +82,7 @@ type simulateCommand struct {
 	maxWait                                           time.Duration
 	perClient, hasDecisions                           bool
 	instances, regions                                int
+	lease                                             int64
 	across                                            string
 	delay                                             time.Duration
 	cuts                                              []string
@@ -117,7 +120,7 @@ func (s *simulateCommand) read(rate string, own []*algorithm.Algorithm) (plans [
 	if err != nil {
 		return nil, o, err
 	}
-	o = simulate.Options{Cost: s.cost, Patience: s.maxWait, PerKey: s.perClient, OnDenied: simulate.Denied(s.onDenied), Seed: s.seed, Instances: s.instances}
+	o = simulate.Options{Cost: s.cost, Patience: s.maxWait, PerKey: s.perClient, OnDenied: simulate.Denied(s.onDenied), Seed: s.seed, Instances: s.instances, Lease: s.lease}
 	modes := map[string]guard.FailureMode{"local": guard.FailLocal, "open": guard.FailOpen, "closed": guard.FailClosed}
 	isKnown := false
 	o.OnFailure, isKnown = modes[s.onFailure]
@@ -133,6 +136,10 @@ func (s *simulateCommand) read(rate string, own []*algorithm.Algorithm) (plans [
 		return nil, o, fmt.Errorf("--max-wait is %s; write 0 or more", wording.Period(s.maxWait))
 	case s.instances < 1 || s.instances > simulate.MaxInstances:
 		return nil, o, fmt.Errorf("--instances is %d; write 1 to %d", s.instances, simulate.MaxInstances)
+	case s.lease != 0 && !fieldvalues.Lease.Has(s.lease):
+		return nil, o, fmt.Errorf("--lease is %d; write %s, or remove it", s.lease, fieldvalues.Lease)
+	case s.lease > 0 && s.maxWait > 0:
+		return nil, o, errors.New("requests that may wait are decided by the store, so the lease has no effect; remove --lease or --max-wait")
 	}
 	if o.Regions, err = s.readRegions(); err != nil {
 		return nil, o, err
@@ -171,8 +178,8 @@ func (s *simulateCommand) readRegions() (o simulate.Regions, err error) {
 		return o, fmt.Errorf("--regions is %d; write 1 to %d", s.regions, regions.MaxRegions)
 	case s.regions == 1 && hasOthers:
 		return o, errors.New("--across, --delay and --cut are about several regions; add --regions 2 or more")
-	case s.regions > 1 && (s.instances > 1 || s.down != ""):
-		return o, errors.New("--instances and --down are about one region; remove them, or --regions")
+	case s.regions > 1 && (s.instances > 1 || s.lease > 0 || s.down != ""):
+		return o, errors.New("--instances, --lease and --down are about one region; remove them, or --regions")
 	case s.across != "" && s.across != "exchange":
 		return o, fmt.Errorf("--across is %q; write exchange, or remove it, so that each region is on its own", wording.Clip(s.across))
 	case s.delay < 0 || s.delay > maxDelay:
@@ -237,17 +244,23 @@ func (s *simulateCommand) simulate(ctx context.Context, plan *penstock.Plan, o s
 	o.Limit, o.Arrivals = plan, arrivals
 	o.Patience = min(o.Patience, plan.MaxPatience())
 	one := &simulate.Simulation{Limit: plan.String(), Algorithm: plan.Algorithm().Title(), Arrivals: arrivals.Text, Period: plan.Limit().Period}
-	one.Bounds = []string{plan.Bound()}
+	isLeased := false
+	for _, b := range o.Bounds() {
+		isLeased = isLeased || b.When == "leased"
+		one.Bounds = append(one.Bounds, strings.TrimPrefix(b.When+": "+b.Text, "always: "))
+	}
+	var notes []string
 	if s.burst > 0 && plan.Algorithm().BurstUse() == algorithm.BurstUnused {
-		one.Note = fmt.Sprintf("%s has no burst, so burst %d is left out", one.Algorithm, s.burst)
+		notes = append(notes, fmt.Sprintf("%s has no burst, so burst %d is left out", one.Algorithm, s.burst))
 	}
-	if o.DownTo > 0 {
-		for _, b := range (guard.Options{OnFailure: o.OnFailure, Instances: o.Instances, DenyCacheTTL: -1}).Bounds(plan)[1:] {
-			if b.When == "store fails" || b.When == "store returns" {
-				one.Bounds = append(one.Bounds, b.When+": "+b.Text)
-			}
-		}
+	switch {
+	case s.lease == 0 || isLeased:
+	case plan.Algorithm().Decay() == algorithm.DecayUnknown:
+		notes = append(notes, one.Algorithm+" cannot have a lease, so the store decides each request")
+	default:
+		notes = append(notes, fmt.Sprintf("all instances together lease at most a quarter of %d units, which is too little here, so the store decides each request", plan.Capacity()))
 	}
+	one.Note = strings.Join(notes, "; ")
 	var timeline simulate.Timeline
 	var tooMany error
 	o.Observe = func(d simulate.Decision) {
@@ -345,9 +358,14 @@ func printSimulation(out io.Writer, one *simulate.Simulation) error {
 	if one.InOutage > 0 {
 		printable.Fprintf(out, "; the store was down for %d", one.InOutage)
 	}
+	if one.Leased > 0 {
+		printable.Fprintf(out, "; leases decided %s, and the store got %d calls", share(one.Leased, one.Requests), one.StoreCalls)
+	}
 	printable.Fprintf(out, "\nat most %d %s admitted in any %s", one.MostUnits, plural(int(one.MostUnits), "unit"), wording.Period(one.Period))
-	if one.Regions > 0 {
+	if one.Bound > 0 {
 		printable.Fprintf(out, "; the bound is %d", one.Bound)
+	}
+	if one.Regions > 0 {
 		for i, allowed := range one.ByRegion {
 			printable.Fprintf(out, "\nregion %d: %d allowed", i+1, allowed)
 		}

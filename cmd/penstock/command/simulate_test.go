@@ -116,6 +116,35 @@ func TestSimulateSeveralRegions(t *testing.T) {
 	}
 }
 
+// TestSimulateLeases: with leases, the store gets fewer calls than there are requests, and the bound
+// stands beside what was admitted. A limit that cannot be leased has a note.
+func TestSimulateLeases(t *testing.T) {
+	args := []string{"simulate", "1000/s, burst 1000", "--instances", "3", "--lease", "100", "--arrivals", "900/s poisson for 5s; 3000 at 5s"}
+	code, out, stderr := command(append(args, "--algorithm", "token-bucket,sliding-log")...)
+	wanted := []string{"bound: leased: 249 units more: a block of 83 for each of 3 instances", "leases decided ", ", and the store got ", "; the bound is 2250\n",
+		"; sliding-log cannot have a lease, so the store decides each request\n", "7516 requests: 4588 allowed, 2928 denied\n"}
+	if missing := missingIn(out, wanted...); code != exitOK || missing != nil {
+		t.Errorf("exit status %d, %s; the output lacks %q:\n%s", code, stderr, missing, out)
+	}
+	_, out, _ = command(append(args, "-o", "json")...)
+	var got struct {
+		Simulations []struct {
+			Requests, Leased, Bound int64
+			StoreCalls              int64 `json:"store_calls"`
+			Most                    int64 `json:"most_units"`
+		}
+	}
+	if err := json.Unmarshal([]byte(out), &got); err != nil || len(got.Simulations) != 1 {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if one := got.Simulations[0]; one.Leased*2 < one.Requests || one.StoreCalls*2 > one.Requests || one.Most > one.Bound {
+		t.Errorf("%+v; want that leases decide more than half, that the store gets fewer calls than half, and at most the bound", one)
+	}
+	if _, out, _ = command("simulate", "10/s", "--lease", "100", "--instances", "3"); !strings.Contains(out, "note: all instances together lease at most a quarter of 10 units, which is too little here") {
+		t.Errorf("a small limit has no note:\n%s", out)
+	}
+}
+
 func TestSimulateExplainsMistakes(t *testing.T) {
 	for args, want := range map[string]string{
 		"":                     "an argument is missing",
@@ -139,6 +168,9 @@ func TestSimulateExplainsMistakes(t *testing.T) {
 		"10/s --cost 0":                                              "--cost is 0",
 		"10/s --instances 0":                                         "--instances is 0",
 		"10/s --max-wait -1s":                                        "--max-wait is -1s",
+		"10/s --lease 1":                                             "--lease is 1; write 2 to",
+		"10/s --lease 5 --max-wait 1s":                               "remove --lease or --max-wait",
+		"10/s --regions 2 --lease 5":                                 "about one region",
 		"10/s --decisions --arrivals 200000":                         "more than 100000 decisions",
 		"10/s --arrivals 10000001":                                   "write at most 10000000",
 		"10/s -o yaml":                                               `unknown output "yaml"`,

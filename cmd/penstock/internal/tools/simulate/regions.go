@@ -1,11 +1,13 @@
 package simulate
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/tools/simclock"
 	"github.com/penstock/penstock/internal/batches"
 	"github.com/penstock/penstock/internal/regions"
 	"github.com/penstock/penstock/memstore"
@@ -77,7 +79,7 @@ func (r *run) makeRegions() error {
 		r.regions = append(r.regions, g)
 	}
 	warmUp := -2 * r.regions[0].lag
-	r.now = warmUp
+	r.clock = simclock.New(r.start.Add(warmUp))
 	for i, g := range r.regions {
 		instance := g.options.Store
 		if regions.IsAcross(r.options.Limit) {
@@ -109,23 +111,23 @@ func (r *run) clockOf(i int) func() time.Time {
 	if i < len(r.options.Regions.ahead) {
 		ahead = r.options.Regions.ahead[i]
 	}
-	return func() time.Time { return r.start.Add(r.now + ahead) }
+	return func() time.Time { return r.clock.Now().Add(ahead) }
 }
 
 // send lets something happen at a time, unless all requests are answered before.
 func (r *run) send(at time.Duration, act func() error) {
-	r.schedule(event{at: at, act: act, isExchange: true})
+	r.clock.Schedule(r.start.Add(at), func() { r.err = cmp.Or(r.err, act()) })
 }
 
 // ask lets region i ask region j, and then again after a pause.
 func (r *run) ask(i, j int) error {
-	r.send(r.now+r.regions[i].exchange.Pause(), func() error { return r.ask(i, j) })
+	r.send(r.now()+r.regions[i].exchange.Pause(), func() error { return r.ask(i, j) })
 	return r.askOnce(i, j)
 }
 
 func (r *run) askOnce(i, j int) error {
 	for _, c := range r.options.Regions.hung {
-		if c.Region == i+1 && r.now >= c.From && r.now < c.To {
+		if c.Region == i+1 && r.now() >= c.From && r.now() < c.To {
 			return nil
 		}
 	}
@@ -136,7 +138,7 @@ func (r *run) askOnce(i, j int) error {
 		return nil
 	}
 	r.result.Exchanged += 2
-	r.send(r.now+delay, func() error {
+	r.send(r.now()+delay, func() error {
 		if !r.isLinked(i, j) {
 			return nil
 		}
@@ -144,7 +146,7 @@ func (r *run) askOnce(i, j int) error {
 		if err != nil {
 			return err
 		}
-		r.send(r.now+delay, func() error {
+		r.send(r.now()+delay, func() error {
 			if !r.isLinked(j, i) {
 				return nil
 			}
@@ -161,16 +163,16 @@ func (r *run) askOnce(i, j int) error {
 // isLinked reports whether a message passes from one region to another now.
 func (r *run) isLinked(from, to int) bool {
 	for _, c := range r.options.Regions.Cuts {
-		if (c.Region == to+1 || c.Region == from+1 && !c.isOneWay) && r.now >= c.From && r.now < c.To {
+		if (c.Region == to+1 || c.Region == from+1 && !c.isOneWay) && r.now() >= c.From && r.now() < c.To {
 			return false
 		}
 	}
 	return r.options.Regions.loss == 0 || r.rng.Float64() >= r.options.Regions.loss
 }
 
-// addBound computes the bound of docs/decisions/0033 for an interval of one Period, with the demand
-// that was measured.
-func (r *run) addBound() {
+// addBoundOfRegions computes the bound of docs/decisions/0033 for an interval of one Period, with the
+// demand that was measured.
+func (r *run) addBoundOfRegions() {
 	plan, period := r.options.Limit, r.options.Limit.Limit().Period
 	for _, g := range r.regions {
 		r.result.ByRegion = append(r.result.ByRegion, g.allowed)
@@ -187,7 +189,7 @@ func (r *run) addBound() {
 		r.result.Bound = max(r.result.Bound, regions.Within(plan, period)+beyond)
 	}
 	lost := int64(len(r.options.Regions.wiped))
-	if len(r.regions) > 0 && regions.IsAcross(plan) {
+	if regions.IsAcross(plan) {
 		r.result.Bound += lost * regions.Within(plan, r.regions[0].lag)
 	}
 }

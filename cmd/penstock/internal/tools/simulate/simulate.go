@@ -3,15 +3,17 @@
 package simulate
 
 import (
-	"cmp"
-	"container/heap"
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/tools/simclock"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/lease"
+	"github.com/penstock/penstock/internal/regions"
 	"github.com/penstock/penstock/internal/wording"
 	"github.com/penstock/penstock/memstore"
 )
@@ -47,7 +49,8 @@ type Options struct {
 	OnDenied Denied
 	Seed     uint64
 
-	Instances        int // that share the limit. They take turns
+	Instances        int   // that share the limit. They take turns
+	Lease            int64 // that an instance draws in advance at most, as in guard.Settings
 	OnFailure        guard.FailureMode
 	DownFrom, DownTo time.Duration // the store gives no answer in this time. DownTo is 0 if it always does
 
@@ -91,7 +94,11 @@ type Result struct {
 	InOutage  int64 `json:"in_outage"`  // decisions while the store was down
 	MostUnits int64 `json:"most_units"` // that one counter admitted in any interval of one Period
 
-	// Bound is how many units of MostUnits the regions can admit together. 0: there is one region.
+	Leased     int64 `json:"leased,omitempty"`      // decisions that needed no call to the store
+	StoreCalls int64 `json:"store_calls,omitempty"` // that the store has answered; not counted with regions
+
+	// Bound is how many units of MostUnits the instances or regions can admit together. It is missing
+	// if they can admit any number, or if there are neither regions nor leases nor an outage.
 	Bound     int64   `json:"bound,omitempty"`
 	ByRegion  []int64 `json:"allowed_by_region,omitempty"`
 	Exchanged int64   `json:"messages,omitempty"` // between regions, in both directions
@@ -100,48 +107,26 @@ type Result struct {
 	Duration    Seconds `json:"duration"` // until the last decision
 }
 
-// An event is a request that is due.
-type event struct {
-	at     time.Duration
-	order  int64 // of events at one time
+// A request is one try of a request.
+type request struct {
 	client int64
 	try    int
 	item   int
 	next   func() (time.Duration, bool) // of a stream's request. nil for clients and retries
-
-	act        func() error // not a request, but something else that happens now
-	isExchange bool         // a message between regions, after the last of which nothing ends
-}
-
-// events is a heap; the first is the next one that is due.
-type events []event
-
-func (e events) Len() int { return len(e) }
-func (e events) Less(i, j int) bool {
-	return cmp.Or(cmp.Compare(e[i].at, e[j].at), cmp.Compare(e[i].order, e[j].order)) < 0
-}
-func (e events) Swap(i, j int) { e[i], e[j] = e[j], e[i] }
-func (e *events) Push(x any)   { *e = append(*e, x.(event)) }
-func (e *events) Pop() any {
-	last := len(*e) - 1
-	x := (*e)[last]
-	*e = (*e)[:last]
-	return x
 }
 
 // A run is the state of a simulation.
 type run struct {
 	options   Options
 	rng       *rand.Rand
-	due       events
-	scheduled int64 // events so far
+	clock     *simclock.Clock
 	start     time.Time
-	now       time.Duration // since start
 	instances []penstock.Store
 	admitted  map[int64]*window // by counter
-	open      int               // how many events are due that are no messages between regions
+	open      int               // how many requests are due, or wait for their turn
 	regions   []*region
 	result    Result
+	err       error // ends the simulation
 }
 
 // Run decides all requests of the arrivals.
@@ -150,43 +135,49 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 }
 
 func newRun(o Options) *run {
-	return &run{options: o, rng: rand.New(rand.NewPCG(o.Seed, 0)), start: startFor(o.Limit), admitted: make(map[int64]*window)}
+	start := startFor(o.Limit)
+	return &run{options: o, rng: rand.New(rand.NewPCG(o.Seed, 0)), start: start, clock: simclock.New(start), admitted: make(map[int64]*window)}
 }
 
 func (r *run) run(ctx context.Context) (*Result, error) {
 	if r.options.Regions.Count > 1 {
-		if err := r.makeRegions(); err != nil {
-			return nil, err
-		}
+		r.err = r.makeRegions()
 	} else {
 		r.makeInstances()
 	}
 	for i := range r.options.Arrivals.Items {
 		r.begin(i, &r.options.Arrivals.Items[i])
 	}
-	for r.open > 0 {
+	for r.open > 0 && r.err == nil {
 		if r.result.Requests%1024 == 0 && ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
 		if r.result.Requests == MaxRequests {
 			return nil, fmt.Errorf("there are more than %d requests; write fewer arrivals, or a shorter time", MaxRequests)
 		}
-		e := heap.Pop(&r.due).(event)
-		r.now = e.at
-		if !e.isExchange {
-			r.open--
-		}
-		act := e.act
-		if act == nil {
-			act = func() error { return r.decide(e) }
-		}
-		if err := act(); err != nil {
-			return nil, fmt.Errorf("request %d, at %s: %w", r.result.Requests+1, wording.Period(r.now), err)
-		}
+		r.clock.Next()
 	}
-	r.result.Duration = Seconds(r.now)
+	if r.err != nil {
+		return nil, fmt.Errorf("request %d, at %s: %w", r.result.Requests+1, wording.Period(r.now()), r.err)
+	}
+	r.result.Duration = Seconds(r.now())
 	r.addBound()
 	return &r.result, nil
+}
+
+// now returns the time since the start.
+func (r *run) now() time.Duration { return r.clock.Now().Sub(r.start) }
+
+// schedule lets something happen that the simulation waits for.
+func (r *run) schedule(at time.Duration, do func()) {
+	if at > maxDuration {
+		return
+	}
+	r.open++
+	r.clock.Schedule(r.start.Add(at), func() {
+		r.open--
+		do()
+	})
 }
 
 // startFor returns the time at which a simulation begins: when a window of the limit begins.
@@ -198,112 +189,159 @@ func startFor(limit *penstock.Plan) time.Time {
 
 // makeInstances makes the store that all instances share, and the instances.
 func (r *run) makeInstances() {
-	clock := func() time.Time { return r.start.Add(r.now) }
-	counters := MaxRequests // there is at most one for each request
-	shared := memstore.New(memstore.Options{Now: clock, Locks: 1, MaxCounters: counters})
+	const counters = MaxRequests // there is at most one for each request
+	shared := memstore.New(memstore.Options{Now: r.clock.Now, Locks: 1, MaxCounters: counters})
 	store := penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
 		if r.isDown() {
 			return penstock.Decision{}, penstock.NewStoreError(penstock.ReasonUnreachable, nil)
 		}
+		r.result.StoreCalls++
 		return shared.Decide(ctx, charges)
 	})
-	for range max(r.options.Instances, 1) {
-		r.instances = append(r.instances, penstock.Wrap(store, guard.Fallback(guard.FallbackOptions{
-			OnFailure: r.options.OnFailure, MaxCounters: counters, Now: clock,
-			Instances: func() int { return max(r.options.Instances, 1) },
-		})))
+	guards := r.options.guards()
+	for range guards.Instances {
+		instance := penstock.Wrap(store, guard.Fallback(guard.FallbackOptions{
+			OnFailure: guards.OnFailure, MaxCounters: counters, Now: r.clock.Now, Instances: func() int { return guards.Instances },
+		}))
+		if r.options.Lease > 0 {
+			instance = r.withLease(instance, guards)
+		}
+		r.instances = append(r.instances, instance)
 	}
 }
 
-func (r *run) isDown() bool { return r.now >= r.options.DownFrom && r.now < r.options.DownTo }
+// guards are the options of the guards around each instance.
+func (o *Options) guards() guard.Options {
+	return guard.Options{OnFailure: o.OnFailure, Instances: max(o.Instances, 1), DenyCacheTTL: -1,
+		Limits: func(*penstock.Plan) guard.Settings { return guard.Settings{Lease: o.Lease} }}
+}
+
+// withLease puts leases around an instance. Their calls of the store take no time, so a decision
+// includes all draws and refunds that it causes.
+func (r *run) withLease(instance penstock.Store, guards guard.Options) penstock.Store {
+	l := lease.New(penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		return instance.Decide(context.WithoutCancel(ctx), charges) // deadlines are those of the wall clock
+	}), lease.Options{
+		Block:     func(plan *penstock.Plan) int64 { return guards.Limits(plan).Lease },
+		Counters:  func(*penstock.Plan) int { return 1 },
+		Instances: func() int { return guards.Instances },
+		Clock:     r.clock,
+	})
+	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
+		defer l.Wait()
+		return l.Decide(ctx, charges)
+	})
+}
+
+// Bounds returns what all instances together guarantee for the limit: the limit itself, leases, and
+// the outage.
+func (o *Options) Bounds() []guard.Bound {
+	return slices.DeleteFunc(o.guards().Bounds(o.Limit), func(b guard.Bound) bool {
+		isOfOutage := b.When == "store fails" || b.When == "store returns"
+		return b.When != "always" && b.When != "leased" && (!isOfOutage || o.DownTo == 0)
+	})
+}
+
+// addBound adds the bound of an interval of one Period.
+func (r *run) addBound() {
+	switch o := &r.options; {
+	case len(r.regions) > 0:
+		r.addBoundOfRegions()
+	case o.Lease > 0 || o.DownTo > 0:
+		r.result.Bound = regions.Within(o.Limit, o.Limit.Limit().Period)
+		for _, b := range o.Bounds() {
+			if b.MaxExcess == guard.Unbounded {
+				r.result.Bound = 0
+				return
+			}
+			r.result.Bound += b.MaxExcess
+		}
+	}
+}
+
+func (r *run) isDown() bool { return r.now() >= r.options.DownFrom && r.now() < r.options.DownTo }
 
 // begin schedules the first request of a stream, or of each client of an item.
 func (r *run) begin(i int, it *Item) {
 	if !it.IsClients {
 		next := it.Stream(rand.New(rand.NewPCG(r.options.Seed, uint64(i)+1)))
 		if at, ok := next(); ok {
-			r.schedule(event{at: at, try: 1, item: i, next: next})
+			r.arrive(at, request{try: 1, item: i, next: next})
 		}
 		return
 	}
 	for n := range it.Count {
 		if at := it.From + it.Join(n); at < it.To {
-			r.schedule(event{at: at, client: n + 1, try: 1, item: i})
+			r.arrive(at, request{client: n + 1, try: 1, item: i})
 		}
 	}
 }
 
-func (r *run) schedule(e event) {
-	e.order = r.scheduled
-	r.scheduled++
-	if e.at <= maxDuration {
-		heap.Push(&r.due, e)
-		if !e.isExchange {
-			r.open++
-		}
-	}
-}
+// arrive schedules a request.
+func (r *run) arrive(at time.Duration, q request) { r.schedule(at, func() { r.decide(q) }) }
 
 // decide decides a request, and schedules what follows it.
-func (r *run) decide(e event) error {
+func (r *run) decide(q request) {
 	counter := int64(0)
 	if r.options.PerKey {
-		counter = e.client
+		counter = q.client
 	}
 	at := int(r.result.Requests % int64(len(r.instances)))
-	if where := r.options.Arrivals.Items[e.item].region; where > 0 {
+	if where := r.options.Arrivals.Items[q.item].region; where > 0 {
 		at = where - 1
 	}
 	instance := r.instances[at]
 	d, err := instance.Decide(context.Background(), []penstock.Charge{{
 		Key: fmt.Sprintf("client %d", counter), Plan: r.options.Limit, Cost: r.options.Cost, Patience: r.options.Patience,
-		Holder: fmt.Sprint(r.scheduled),
 	}})
 	if err != nil {
-		return err
+		r.err = err
+		return
 	}
 	status := d.Status(0)
 	retryAfter := d.RetryAfter()
-	r.count(e, &d, counter)
+	r.count(q, &d, counter)
 	number := 0 // of the region
 	if len(r.regions) > 0 {
 		number = at + 1
-		r.regions[at].count(r.now, r.options.Cost, counter, d.Allowed)
+		r.regions[at].count(r.now(), r.options.Cost, counter, d.Allowed)
 	}
 	if r.options.Observe != nil {
-		r.options.Observe(Decision{Seconds(r.now), e.client, e.try, d.Allowed, status.Remaining, Seconds(retryAfter), Seconds(status.Wait), d.Source, number})
+		r.options.Observe(Decision{Seconds(r.now()), q.client, q.try, d.Allowed, status.Remaining, Seconds(retryAfter), Seconds(status.Wait), d.Source, number})
 	}
-	if e.next != nil {
-		if at, ok := e.next(); ok {
-			r.schedule(event{at: at, try: 1, item: e.item, next: e.next})
+	if q.next != nil {
+		if at, ok := q.next(); ok {
+			r.arrive(at, request{try: 1, item: q.item, next: q.next})
 		}
 	}
-	if !d.Allowed && e.try <= maxRetries && r.options.OnDenied != Drop && retryAfter != penstock.Never {
+	if !d.Allowed && q.try <= maxRetries && r.options.OnDenied != Drop && retryAfter != penstock.Never {
 		after := retryGap
 		if r.options.OnDenied == Wait {
 			after = max(retryAfter, time.Microsecond)
 		}
-		r.schedule(event{at: r.now + after, client: e.client, try: e.try + 1, item: e.item})
-		return nil
+		r.arrive(r.now()+after, request{client: q.client, try: q.try + 1, item: q.item})
+		return
 	}
 	if !d.Allowed {
 		r.result.GivenUp++
 	}
-	if it := &r.options.Arrivals.Items[e.item]; it.IsClients {
-		if at := r.now + status.Wait + it.Think(r.rng); at < it.To {
-			r.schedule(event{at: at, client: e.client, try: 1, item: e.item})
+	if it := &r.options.Arrivals.Items[q.item]; it.IsClients {
+		if at := r.now() + status.Wait + it.Think(r.rng); at < it.To {
+			r.arrive(at, request{client: q.client, try: 1, item: q.item})
 		}
 	}
-	return nil
 }
 
-func (r *run) count(e event, d *penstock.Decision, counter int64) {
+func (r *run) count(q request, d *penstock.Decision, counter int64) {
 	result := &r.result
 	result.Requests++
-	if e.try > 1 {
+	if q.try > 1 {
 		result.Retries++
 	}
-	if d.Source != penstock.FromStore {
+	if d.Source == penstock.FromLease {
+		result.Leased++
+	}
+	if r.isDown() {
 		result.InOutage++
 	}
 	if !d.Allowed {
@@ -317,7 +355,7 @@ func (r *run) count(e event, d *penstock.Decision, counter int64) {
 		return
 	}
 	result.LongestWait = max(result.LongestWait, Seconds(wait))
-	r.schedule(event{at: r.now + wait, act: func() error { r.admit(counter); return nil }})
+	r.schedule(r.now()+wait, func() { r.admit(counter) })
 }
 
 // admit counts a request that is admitted now.
@@ -327,7 +365,7 @@ func (r *run) admit(counter int64) {
 		w = &window{}
 		r.admitted[counter] = w
 	}
-	r.result.MostUnits = max(r.result.MostUnits, w.add(r.now, r.options.Cost, r.options.Limit.Limit().Period))
+	r.result.MostUnits = max(r.result.MostUnits, w.add(r.now(), r.options.Cost, r.options.Limit.Limit().Period))
 }
 
 // A window has the grants of the last Period, the oldest first.

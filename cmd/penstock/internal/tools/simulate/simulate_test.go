@@ -11,7 +11,10 @@ import (
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/regions"
+	"github.com/penstock/penstock/internal/testing/effort"
 )
 
 func plan(t testing.TB, rate string) *penstock.Plan {
@@ -222,6 +225,54 @@ func TestOutagesStayWithinTheBound(t *testing.T) {
 	if !isFound {
 		t.Error("no fleet that fails open admitted more than one that fails local may; the test finds nothing")
 	}
+}
+
+// TestLeasesStayWithinTheBound: fleets with leases admit at most the bound that is printed, also
+// around outages, and the same in each run. Leases decide most requests, and the store gets fewer
+// calls.
+func TestLeasesStayWithinTheBound(t *testing.T) {
+	var requests, leased, calls, over int64
+	fleets := effort.Of(100, 1000)
+	for i := range uint64(fleets) {
+		seed := effort.Seed() + i
+		rng := rand.New(rand.NewPCG(seed, 0))
+		count := 20 + rng.Int64N(400)
+		rate := penstock.PerSecond(count)
+		switch algorithms := []*algorithm.Algorithm{penstock.FixedWindow, penstock.AnchoredWindow, penstock.SlidingWindow, penstock.SubWindow(4)}; rng.IntN(2) {
+		case 0:
+			rate = rate.WithBurst(20 + rng.Int64N(3*count))
+		default:
+			rate = rate.With(algorithms[rng.IntN(len(algorithms))])
+		}
+		o := Options{Limit: rate.MustCompile(), Instances: 1 + rng.IntN(8), Lease: 2 + rng.Int64N(200), Seed: seed, PerKey: rng.IntN(3) == 0}
+		if rng.IntN(3) == 0 {
+			o.DownFrom = time.Duration(1 + rng.Int64N(int64(3*time.Second)))
+			o.DownTo = o.DownFrom + time.Duration(1+rng.Int64N(int64(3*time.Second)))
+			o.OnFailure = []guard.FailureMode{guard.FailLocal, guard.FailClosed}[rng.IntN(2)]
+		}
+		most := o.Limit.Capacity()
+		arrivals := fmt.Sprintf("%d/s poisson for 5s; %d at %v; 3 clients every 1ms..30ms for 2s", 1+rng.Int64N(count), 2*most, time.Duration(rng.Int64N(int64(5*time.Second))))
+		if rng.IntN(4) == 0 { // when the burst arrives, the bucket is full, and the instances hold units
+			most := 200 + rng.Int64N(200)
+			o = Options{Limit: penstock.PerSecond(1000).WithBurst(most).MustCompile(), Instances: 2 + rng.IntN(2), Lease: 50 + rng.Int64N(200), Seed: seed}
+			arrivals = fmt.Sprintf("%d/s for 2s; %d at 2s; 2000/s from 2s for 1s", 400+rng.Int64N(400), 2*most)
+		}
+		result, all := decisions(t, arrivals, o)
+		if result.Bound == 0 || result.MostUnits > result.Bound {
+			t.Errorf("PENSTOCK_SEED=%d: %d units were admitted in a second; the bound is %d; %v, %+v, %s", seed, result.MostUnits, result.Bound, o.Limit, o, arrivals)
+		}
+		if again, allAgain := decisions(t, arrivals, o); !reflect.DeepEqual(again, result) || !slices.Equal(all, allAgain) {
+			t.Errorf("PENSTOCK_SEED=%d: the same simulation gave %+v and then %+v", seed, result, again)
+		}
+		requests, leased, calls = requests+result.Requests, leased+result.Leased, calls+result.StoreCalls
+		if most := regions.Within(o.Limit, time.Second); result.MostUnits > most {
+			over++ // only with units that leases hold, or around an outage
+		}
+	}
+	if leased*8 < requests || calls*4 > requests*3 || over == 0 {
+		t.Errorf("of %d requests, leases decided %d, and the store got %d calls; %d fleets admitted more than the limit; want an eighth, at most three quarters, and some", requests, leased, calls, over)
+	}
+	t.Logf("counted: %d fleets with leases; of %d requests, leases decided %d, and the store got %d calls; %d fleets admitted more than the limit", fleets, requests, leased, calls, over)
 }
 
 func TestStoreIsDownInTheOutageOnly(t *testing.T) {
