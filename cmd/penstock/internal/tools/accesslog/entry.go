@@ -2,6 +2,7 @@
 package accesslog
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"net/netip"
@@ -26,6 +27,11 @@ type Entry struct {
 	raw   string        // the line
 	step  time.Duration // how exact the text of Time is; 0 while there is no Time
 	isEnd bool          // Time is the end of the request, unless finish has changed it
+}
+
+// isBefore orders entries of one time by their lines, so that the order does not depend on files.
+func (e *Entry) isBefore(other *Entry) bool {
+	return cmp.Or(e.Time.Compare(other.Time), strings.Compare(e.raw, other.raw)) < 0
 }
 
 // A Header is a field of the request that the log has.

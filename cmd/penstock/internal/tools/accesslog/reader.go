@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"compress/bzip2"
 	"compress/gzip"
-	"container/heap"
 	"errors"
 	"fmt"
 	"io"
@@ -19,6 +18,7 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
+	"github.com/penstock/penstock/cmd/penstock/internal/tools/priority"
 	"github.com/penstock/penstock/internal/wording"
 )
 
@@ -65,8 +65,9 @@ type Example struct {
 
 // A Reader reads one or several logs as one. It returns the requests in the order of their times.
 type Reader struct {
-	sources []*source // a heap; the first has the earliest next request
-	waiting entries
+	opened  []*source
+	sources *priority.Queue[*source] // those that have a next request, which is the earliest for the first
+	waiting *priority.Queue[*Entry]
 	bytes   int
 	newest  time.Time
 	last    time.Time
@@ -81,7 +82,7 @@ func Open(names []string, stdin io.Reader, format *Format) (*Reader, error) {
 	if len(names) > maxFiles {
 		return nil, fmt.Errorf("there are %d files; give at most %d", len(names), maxFiles)
 	}
-	r := &Reader{}
+	r := &Reader{sources: priority.NewQueue((*source).isBefore), waiting: priority.NewQueue((*Entry).isBefore)}
 	isKnown := true // the size of all files
 	for i, name := range names {
 		if slices.Contains(names[:i], name) {
@@ -95,17 +96,19 @@ func Open(names []string, stdin io.Reader, format *Format) (*Reader, error) {
 		if err != nil {
 			return nil, errors.Join(err, r.Close())
 		}
-		r.sources = append(r.sources, s)
+		r.opened = append(r.opened, s)
 		s.stats = &r.stats
 		r.stats.Files = append(r.stats.Files, File{name, s.format.Name, s.unread})
 		if err := s.advance(); err != nil {
 			return nil, errors.Join(err, r.Close())
 		}
+		if s.next != nil {
+			r.sources.Push(s)
+		}
 	}
 	if !isKnown {
 		r.total = 0
 	}
-	heap.Init(r)
 	return r, nil
 }
 
@@ -126,7 +129,7 @@ func (c countingReader) Read(p []byte) (n int, err error) {
 }
 
 func (r *Reader) Close() (err error) {
-	for _, s := range r.sources {
+	for _, s := range r.opened {
 		err = errors.Join(err, s.close())
 	}
 	return err
@@ -135,28 +138,21 @@ func (r *Reader) Close() (err error) {
 // Stats returns what was read so far.
 func (r *Reader) Stats() Stats {
 	stats := r.stats
-	for _, s := range r.sources {
+	for _, s := range r.opened {
 		stats.Coarsest = max(stats.Coarsest, s.finest)
 	}
 	return stats
 }
 
-// The heap of sources.
-func (r *Reader) Len() int           { return len(r.sources) }
-func (r *Reader) Less(i, j int) bool { return r.sources[i].isBefore(r.sources[j]) }
-func (r *Reader) Swap(i, j int)      { r.sources[i], r.sources[j] = r.sources[j], r.sources[i] }
-func (r *Reader) Push(any)           {}
-func (r *Reader) Pop() any           { return nil }
-
 // Next returns the next request, or io.EOF.
 func (r *Reader) Next() (*Entry, error) {
-	for len(r.sources) > 0 && r.sources[0].next != nil {
-		if len(r.waiting) > 0 && (r.newest.Sub(r.waiting[0].Time) > maxDelay || len(r.waiting) >= maxBuffered || r.bytes > maxBytes) {
+	for r.sources.Len() > 0 {
+		if n := r.waiting.Len(); n > 0 && (r.newest.Sub(r.waiting.First().Time) > maxDelay || n >= maxBuffered || r.bytes > maxBytes) {
 			break
 		}
-		s := r.sources[0]
+		s := r.sources.First()
 		e := s.next
-		heap.Push(&r.waiting, e)
+		r.waiting.Push(e)
 		r.bytes += len(e.raw)
 		if e.Time.After(r.newest) {
 			r.newest = e.Time
@@ -164,12 +160,16 @@ func (r *Reader) Next() (*Entry, error) {
 		if err := s.advance(); err != nil {
 			return nil, err
 		}
-		heap.Fix(r, 0)
+		if s.next == nil {
+			r.sources.Pop()
+		} else {
+			r.sources.Fix()
+		}
 	}
-	if len(r.waiting) == 0 {
+	if r.waiting.Len() == 0 {
 		return nil, io.EOF
 	}
-	e := heap.Pop(&r.waiting).(*Entry)
+	e := r.waiting.Pop()
 	r.bytes -= len(e.raw)
 	if e.Time.Before(r.last) {
 		r.stats.Late++
@@ -183,24 +183,6 @@ func (r *Reader) Next() (*Entry, error) {
 	return e, nil
 }
 
-// entries is a heap; the first is the earliest. Entries of one time are in the order of their
-// lines, so that the order does not depend on files.
-type entries []*Entry
-
-func (e entries) Len() int      { return len(e) }
-func (e entries) Swap(i, j int) { e[i], e[j] = e[j], e[i] }
-func (e entries) Less(i, j int) bool {
-	return cmp.Or(e[i].Time.Compare(e[j].Time), strings.Compare(e[i].raw, e[j].raw)) < 0
-}
-func (e *entries) Push(x any) { *e = append(*e, x.(*Entry)) }
-func (e *entries) Pop() any {
-	last := len(*e) - 1
-	x := (*e)[last]
-	(*e)[last] = nil
-	*e = (*e)[:last]
-	return x
-}
-
 // A source is one file.
 type source struct {
 	name   string
@@ -210,14 +192,12 @@ type source struct {
 	unread string // behind what the format describes, in the first line
 	fields fieldReader
 	line   int64
-	next   *Entry        // nil at the end
+	next   *Entry        // nil before the first and after the last
 	finest time.Duration // the smallest step of a time so far; 0 before the first
 	stats  *Stats
 }
 
-func (s *source) isBefore(other *source) bool {
-	return s.next != nil && (other.next == nil || s.next.Time.Before(other.next.Time))
-}
+func (s *source) isBefore(other *source) bool { return s.next.Time.Before(other.next.Time) }
 
 // openSource opens a file and detects its format. The first lines are kept in the buffer.
 func openSource(name string, stdin io.Reader, format *Format, read *atomic.Int64) (*source, error) {

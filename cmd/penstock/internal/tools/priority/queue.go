@@ -38,6 +38,9 @@ func (q *Queue[T]) Pop() T {
 	return first
 }
 
+// Shrink frees memory that the elements do not need.
+func (q *Queue[T]) Shrink() { q.all = append([]T(nil), q.all...) }
+
 // Fix moves the first element to its place, because it may not be the least any more.
 func (q *Queue[T]) Fix() {
 	for i := 0; ; {

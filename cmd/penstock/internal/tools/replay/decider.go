@@ -1,7 +1,6 @@
 package replay
 
 import (
-	"container/heap"
 	"context"
 	"net/http"
 	"net/netip"
@@ -14,6 +13,7 @@ import (
 	"github.com/penstock/penstock/admission"
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/accesslog"
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/nowait"
+	"github.com/penstock/penstock/cmd/penstock/internal/tools/simclock"
 	"github.com/penstock/penstock/httplimit"
 	"github.com/penstock/penstock/memstore"
 	"github.com/penstock/penstock/policy"
@@ -21,13 +21,11 @@ import (
 
 // A decider decides the requests of a log as an instance would have, by the clock of the log.
 type decider struct {
-	gate      *httplimit.Gate
-	now       time.Time
-	scheduled actions
-	lastOrder int64 // the order of the action that was scheduled last
-	answer    response
-	mu        sync.Mutex // needed because shadows are decided concurrently
-	seen      observation
+	gate   *httplimit.Gate
+	clock  *simclock.Clock // that of the log; ends of requests and retries are scheduled
+	answer response
+	mu     sync.Mutex // needed because shadows are decided concurrently
+	seen   observation
 }
 
 // An observation is what the rules decided about one request.
@@ -45,15 +43,14 @@ type decision struct {
 }
 
 func newDecider(rules *policy.Rules) (*decider, error) {
-	d := &decider{answer: response{header: make(http.Header)}}
-	clock := func() time.Time { return d.now }
-	store := memstore.New(memstore.Options{Now: clock, Locks: 1})
+	d := &decider{answer: response{header: make(http.Header)}, clock: simclock.New(time.Time{})}
+	store := memstore.New(memstore.Options{Now: d.clock.Now, Locks: 1})
 	noteWait := func(_ []penstock.Charge, waited *penstock.Decision) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		d.seen.wait = max(d.seen.wait, waited.Wait())
 	}
-	controller, err := admission.New(nowait.Wrap(store, noteWait), rules, admission.Options{Observe: d.observe, Now: clock})
+	controller, err := admission.New(nowait.Wrap(store, noteWait), rules, admission.Options{Observe: d.observe, Now: d.clock.Now})
 	if err != nil {
 		return nil, err
 	}
@@ -84,53 +81,12 @@ func (d *decider) send(r *http.Request, e *accesslog.Entry) observation {
 	if a != nil {
 		done := func() { a.Done(max(e.Status, http.StatusOK)) }
 		if end := d.seen.wait + e.Duration; end > 0 {
-			d.schedule(d.now.Add(end), done)
+			d.clock.Schedule(d.clock.Now().Add(end), done)
 		} else {
 			done()
 		}
 	}
 	return d.seen
-}
-
-// advance moves the clock. It runs the actions that are scheduled until then, each at its time.
-func (d *decider) advance(to time.Time) {
-	for len(d.scheduled) > 0 && !d.scheduled[0].at.After(to) {
-		a := heap.Pop(&d.scheduled).(action)
-		d.now = a.at
-		a.do()
-	}
-	if to.After(d.now) {
-		d.now = to
-	}
-}
-
-func (d *decider) schedule(at time.Time, do func()) {
-	d.lastOrder++
-	heap.Push(&d.scheduled, action{at, d.lastOrder, do})
-}
-
-// An action is the end of a request, or a retry.
-type action struct {
-	at    time.Time
-	order int64 // of the actions of one time, the one with the lower order runs first
-	do    func()
-}
-
-// actions is a heap. Its first action runs next.
-type actions []action
-
-func (a actions) Len() int      { return len(a) }
-func (a actions) Swap(i, j int) { a[i], a[j] = a[j], a[i] }
-func (a actions) Less(i, j int) bool {
-	return a[i].at.Before(a[j].at) || a[i].at.Equal(a[j].at) && a[i].order < a[j].order
-}
-func (a *actions) Push(x any) { *a = append(*a, x.(action)) }
-func (a *actions) Pop() any {
-	last := len(*a) - 1
-	x := (*a)[last]
-	(*a)[last] = action{}
-	*a = (*a)[:last]
-	return x
 }
 
 // A response discards what a gate answers.

@@ -281,7 +281,7 @@ func (r *replayer) decideSpread() {
 	}
 	slices.SortStableFunc(all, func(a, b timed) int { return a.at.Compare(b.at) })
 	for _, one := range all {
-		r.spreadDecider.advance(one.at)
+		r.spreadDecider.clock.Advance(one.at)
 		if isDenial(r.spreadDecider.send(newRequest(one.e), one.e).outcome) {
 			r.spreadDenied++
 		}
@@ -391,11 +391,11 @@ func newTally(rules *policy.Rules, shouldRetry bool) (*tally, error) {
 
 // first decides the first try of a request.
 func (t *tally) first(e *accesslog.Entry) decision {
-	t.decider.advance(e.Time)
+	t.decider.clock.Advance(e.Time)
 	t.result.Requests++
 	seen := t.send(e, 0)
 	t.result.Outcomes[seen.outcome.String()]++
-	t.result.Demand.Add(t.decider.now, isDenial(seen.outcome))
+	t.result.Demand.Add(t.decider.clock.Now(), isDenial(seen.outcome))
 	if isDenial(seen.outcome) {
 		t.result.Denied++
 	}
@@ -407,7 +407,7 @@ func (t *tally) send(e *accesslog.Entry, retries int) observation {
 	seen := t.decider.send(newRequest(e), e)
 	t.count(&seen)
 	if t.shouldRetry && isDenial(seen.outcome) && retries < maxRetries && seen.retryAfter > 0 && seen.retryAfter != penstock.Never {
-		t.decider.schedule(t.decider.now.Add(seen.retryAfter), func() {
+		t.decider.clock.Schedule(t.decider.clock.Now().Add(seen.retryAfter), func() {
 			t.result.Retries++
 			if !isDenial(t.send(e, retries+1).outcome) {
 				t.result.Later++
@@ -430,7 +430,7 @@ func (t *tally) count(seen *observation) {
 		return
 	}
 	t.countLimit(&seen.decision)
-	now, isDenied := t.decider.now, isDenial(seen.outcome)
+	now, isDenied := t.decider.clock.Now(), isDenial(seen.outcome)
 	rule := t.rule(seen.rule)
 	rule.Requests++
 	if isDenied {
@@ -503,8 +503,7 @@ func (r *Rule) deny(now time.Time) {
 
 // finish lets the last requests and retries end, and returns the result.
 func (t *tally) finish(showsIdentities bool) *Result {
-	for len(t.decider.scheduled) > 0 {
-		t.decider.advance(t.decider.scheduled[0].at)
+	for t.decider.clock.Next() {
 	}
 	r := &t.result
 	r.Rules, r.Limits, r.Top = []Rule{}, []Limit{}, []Identity{}

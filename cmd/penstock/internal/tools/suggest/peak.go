@@ -1,12 +1,13 @@
 package suggest
 
 import (
-	"container/heap"
+	"cmp"
 	"errors"
 	"sort"
 	"time"
 
 	"github.com/penstock/penstock"
+	"github.com/penstock/penstock/cmd/penstock/internal/tools/priority"
 )
 
 // A peak finds the smallest limit of one kind that denies nothing to one identity.
@@ -28,7 +29,7 @@ func newPeak(algorithm string, window time.Duration) peak {
 	case penstock.SlidingLog.Title():
 		return &slidingPeak{length: window.Microseconds()}
 	case penstock.Concurrency.Title():
-		return &flightPeak{}
+		return &flightPeak{ends: priority.NewQueue(cmp.Less[int64])}
 	}
 	return nil
 }
@@ -96,22 +97,22 @@ func (p *slidingPeak) shrink(now int64, shouldMerge bool) int {
 
 // A flightPeak counts the requests in flight.
 type flightPeak struct {
-	ends    times
+	ends    *priority.Queue[int64]
 	largest int64
 }
 
 func (p *flightPeak) add(start, end int64, held *int) {
 	p.expire(start, held)
-	p.largest = max(p.largest, int64(len(p.ends))+1)
+	p.largest = max(p.largest, int64(p.ends.Len())+1)
 	if end > start {
-		heap.Push(&p.ends, end)
+		p.ends.Push(end)
 		*held++
 	}
 }
 
 func (p *flightPeak) expire(now int64, held *int) {
-	for len(p.ends) > 0 && p.ends[0] <= now {
-		heap.Pop(&p.ends)
+	for p.ends.Len() > 0 && p.ends.First() <= now {
+		p.ends.Pop()
 		*held--
 	}
 }
@@ -120,22 +121,8 @@ func (p *flightPeak) most() int64 { return p.largest }
 
 func (p *flightPeak) shrink(now int64, _ bool) int {
 	p.expire(now, new(int))
-	p.ends = append(times(nil), p.ends...)
-	return len(p.ends)
-}
-
-// times is a heap; the first is the earliest.
-type times []int64
-
-func (t times) Len() int           { return len(t) }
-func (t times) Less(i, j int) bool { return t[i] < t[j] }
-func (t times) Swap(i, j int)      { t[i], t[j] = t[j], t[i] }
-func (t *times) Push(x any)        { *t = append(*t, x.(int64)) }
-func (t *times) Pop() any {
-	last := len(*t) - 1
-	x := (*t)[last]
-	*t = (*t)[:last]
-	return x
+	p.ends.Shrink()
+	return p.ends.Len()
 }
 
 // maxHeld is how much all peaks may keep. It takes at most 128 MB: twice 16 bytes each.

@@ -143,7 +143,7 @@ func TestPeaksKeepLittle(t *testing.T) {
 	for seed := range uint64(8) {
 		rng := rand.New(rand.NewPCG(seed, 0))
 		exact, merged, held := slidingPeak{length: 1e6}, slidingPeak{length: 1e6}, 0
-		flight, flightHeld := flightPeak{}, 0
+		flight, flightHeld := newPeak(penstock.Concurrency.Title(), 0), 0
 		now := int64(0)
 		for range 5000 {
 			now += rng.Int64N(10_000)
@@ -155,8 +155,8 @@ func TestPeaksKeepLittle(t *testing.T) {
 					t.Fatalf("seed %d: after a merge %d moments are kept; want at most half", seed, held)
 				}
 			}
-			if held != len(merged.recent) || flightHeld != len(flight.ends) || flightHeld > 100 {
-				t.Fatalf("seed %d: %d and %d are said to be kept; %d and %d are", seed, held, flightHeld, len(merged.recent), len(flight.ends))
+			if held != len(merged.recent) || flightHeld != flight.(*flightPeak).ends.Len() || flightHeld > 100 {
+				t.Fatalf("seed %d: %d and %d are said to be kept; %d and %d are", seed, held, flightHeld, len(merged.recent), flight.(*flightPeak).ends.Len())
 			}
 		}
 		if merged.most() < exact.most() || merged.most() > exact.most()*5/4 {
