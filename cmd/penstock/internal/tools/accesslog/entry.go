@@ -37,9 +37,9 @@ func (e *Entry) isBefore(other *Entry) bool {
 // A Header is a field of the request that the log has.
 type Header struct{ Name, Value string }
 
-// A reader sets parts of entries from named values.
+// A fieldReader sets parts of entries from named values.
 type fieldReader struct {
-	lastText  string // the last time_local, and its time
+	lastText  string // of a time, and that time
 	lastTime  time.Time
 	durations bool // an entry had a duration
 }
@@ -53,10 +53,10 @@ type setter func(r *fieldReader, e *Entry, value string) bool
 var setters = map[string]setter{
 	"remote_addr":    setAddress,
 	"remote_user":    func(_ *fieldReader, e *Entry, v string) bool { e.User = orEmpty(v); return true },
-	"time_local":     setLocalTime,
-	"time_iso8601":   setISOTime,
-	"start_time":     setStartTime,
-	"haproxy_date":   setHAProxyTime,
+	"time_local":     timeIn(true, "02/Jan/2006:15:04:05 -0700"),
+	"time_iso8601":   isoTime,
+	"start_time":     timeIn(false, isoLayouts...),
+	"haproxy_date":   timeIn(false, "02/Jan/2006:15:04:05.000"),
 	"msec":           setUnixTime,
 	"request":        setRequest,
 	"request_method": func(_ *fieldReader, e *Entry, v string) bool { e.Method = v; return v != "" },
@@ -84,11 +84,12 @@ var aliases = map[string]string{
 	"x-forwarded-for": "http_x_forwarded_for", "request_X-Forwarded-For": "http_x_forwarded_for", "x_forwarded_for": "http_x_forwarded_for",
 }
 
+// standard returns the name that has a setter for an alias.
+func standard(name string) string { return cmp.Or(aliases[name], name) }
+
 // setterOf returns the setter of a name, or nil if the name means nothing here.
 func setterOf(name string) setter {
-	if known, ok := aliases[name]; ok {
-		name = known
-	}
+	name = standard(name)
 	if s, ok := setters[name]; ok {
 		return s
 	}
@@ -102,6 +103,23 @@ func setterOf(name string) setter {
 		}
 	}
 	return nil
+}
+
+func settersOf(names []string) (all []setter) {
+	for _, name := range names {
+		all = append(all, setterOf(name))
+	}
+	return all
+}
+
+// setAll sets the parts of an entry that have a setter, and reports whether all could be read.
+func (r *fieldReader) setAll(e *Entry, all []setter, values []string) bool {
+	for i, set := range all {
+		if set != nil && !set(r, e, values[i]) {
+			return false
+		}
+	}
+	return true
 }
 
 // orEmpty returns a value, or "" for the dash that logs write for no value.
@@ -199,25 +217,25 @@ func setTime(e *Entry, t time.Time, step time.Duration, isEnd bool) bool {
 	return true
 }
 
-// setLocalTime reads 02/Jan/2006:15:04:05 -0700. Most lines have the time of the line before.
-func setLocalTime(r *fieldReader, e *Entry, v string) bool {
-	if v != r.lastText {
-		t, err := time.Parse("02/Jan/2006:15:04:05 -0700", v)
-		if err != nil {
-			return false
-		}
-		r.lastText, r.lastTime = strings.Clone(v), t
-	}
-	return setTime(e, r.lastTime, stepOf(v), true)
-}
+var (
+	isoLayouts = []string{time.RFC3339, "2006-01-02T15:04:05", "2006-01-02 15:04:05"}
+	isoTime    = timeIn(true, isoLayouts...)
+)
 
-func parseISO(v string) (t time.Time, step time.Duration, ok bool) {
-	for _, layout := range []string{time.RFC3339, "2006-01-02T15:04:05", "2006-01-02 15:04:05"} {
-		if t, err := time.Parse(layout, v); err == nil {
-			return t, stepOf(v), true
+// timeIn returns the setter of a time in one of the layouts. Most lines have the time of the line
+// before.
+func timeIn(isEnd bool, layouts ...string) setter {
+	return func(r *fieldReader, e *Entry, v string) bool {
+		for i := 0; v != r.lastText; i++ {
+			if i == len(layouts) {
+				return false
+			}
+			if t, err := time.Parse(layouts[i], v); err == nil {
+				r.lastText, r.lastTime = strings.Clone(v), t
+			}
 		}
+		return v != "" && setTime(e, r.lastTime, stepOf(v), isEnd)
 	}
-	return t, 0, false
 }
 
 // stepOf returns how exact the seconds of a text are: 1 ms for three digits behind the point.
@@ -236,31 +254,15 @@ func stepOf(v string) time.Duration {
 	return step
 }
 
-func setISOTime(_ *fieldReader, e *Entry, v string) bool {
-	t, step, ok := parseISO(v)
-	return ok && setTime(e, t, step, true)
-}
-
-func setStartTime(_ *fieldReader, e *Entry, v string) bool {
-	t, step, ok := parseISO(v)
-	return ok && setTime(e, t, step, false)
-}
-
-func setHAProxyTime(_ *fieldReader, e *Entry, v string) bool {
-	t, err := time.Parse("02/Jan/2006:15:04:05.000", v)
-	return err == nil && setTime(e, t, time.Millisecond, false)
-}
-
 // leastUnixTime is in 1973. A smaller number is not the time of a request.
 const leastUnixTime = 100_000_000
 
 // setUnixTime reads the seconds since 1970, with a fraction.
-func setUnixTime(_ *fieldReader, e *Entry, v string) bool {
+func setUnixTime(r *fieldReader, e *Entry, v string) bool {
 	whole, fraction, _ := strings.Cut(v, ".")
 	seconds, err := strconv.ParseInt(whole, 10, 64)
 	if err != nil {
-		t, step, ok := parseISO(v) // a JSON log may call this ts too
-		return ok && setTime(e, t, step, true)
+		return isoTime(r, e, v) // a JSON log may call this ts too
 	}
 	if len(fraction) > 9 {
 		fraction = fraction[:9]

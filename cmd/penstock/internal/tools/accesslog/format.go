@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/penstock/penstock/internal/wording"
@@ -82,17 +83,7 @@ func joinParts(parts string) string {
 // needsTimeAndPath returns an error if the names of a user's format cannot make a request.
 func needsTimeAndPath(names []string) error {
 	has := func(candidates ...string) bool {
-		for _, n := range names {
-			if known, ok := aliases[n]; ok {
-				n = known
-			}
-			for _, c := range candidates {
-				if n == c {
-					return true
-				}
-			}
-		}
-		return false
+		return slices.ContainsFunc(names, func(n string) bool { return slices.Contains(candidates, standard(n)) })
 	}
 	switch {
 	case !has("time_local", "time_iso8601", "start_time", "msec", "haproxy_date"):
@@ -135,10 +126,9 @@ func pattern(text string) parser {
 		if i+1 < len(at) {
 			end = at[i+1][0]
 		}
-		name := variable.FindStringSubmatch(text[m[0]:m[1]])
-		before := m[0] > 0 && text[m[0]-1] == '"'
-		until := text[m[1]:end]
-		pieces = append(pieces, piece{setterOf(name[1] + name[2]), before && strings.HasPrefix(until, `"`), until})
+		name, until := strings.Trim(text[m[0]:m[1]], "${}"), text[m[1]:end]
+		isQuote := m[0] > 0 && text[m[0]-1] == '"' && strings.HasPrefix(until, `"`)
+		pieces = append(pieces, piece{setterOf(name), isQuote, until})
 	}
 	return func(r *fieldReader, line string, e *Entry) (rest string, ok bool) {
 		rest, ok = strings.CutPrefix(line, start)
@@ -183,18 +173,10 @@ func newExpression(text string) (*Format, error) {
 	if err := needsTimeAndPath(names); err != nil {
 		return nil, err
 	}
-	set := make([]setter, len(names))
-	for i, name := range names {
-		set[i] = setterOf(name)
-	}
+	all := settersOf(names) // the first is that of the whole line, which has no name
 	return &Format{"expression", func(r *fieldReader, line string, entry *Entry) (rest string, ok bool) {
 		m := e.FindStringSubmatch(line)
-		for i := range m {
-			if i > 0 && set[i] != nil && !set[i](r, entry, m[i]) {
-				return "", false
-			}
-		}
-		return "", m != nil
+		return "", m != nil && r.setAll(entry, all, m)
 	}}, nil
 }
 
@@ -224,26 +206,17 @@ func parseJSON(r *fieldReader, line string, e *Entry) (rest string, ok bool) {
 	if json.Unmarshal([]byte(line), &object) != nil {
 		return "", false
 	}
-	if nested := object["request"]; len(nested) > 0 && nested[0] == '{' {
-		var request struct {
-			RemoteIP string              `json:"remote_ip"`
-			ClientIP string              `json:"client_ip"`
-			Method   string              `json:"method"`
-			Host     string              `json:"host"`
-			URI      string              `json:"uri"`
-			Headers  map[string][]string `json:"headers"`
-		}
-		if json.Unmarshal(nested, &request) != nil {
+	if nested := object["request"]; len(nested) > 0 && nested[0] == '{' { // of Caddy
+		delete(object, "request")
+		var headers struct{ Headers map[string][]string }
+		if json.Unmarshal(nested, &object) != nil || json.Unmarshal(nested, &headers) != nil {
 			return "", false
 		}
-		delete(object, "request")
-		setAddress(r, e, request.RemoteIP)
-		if request.ClientIP != "" {
-			setAddress(r, e, request.ClientIP)
+		if object["client_ip"] != nil {
+			delete(object, "remote_ip") // of a proxy
 		}
-		e.Method, e.Host, e.Target = request.Method, request.Host, request.URI
-		for _, name := range sortedKeys(request.Headers) {
-			for _, value := range request.Headers[name] {
+		for _, name := range sortedKeys(headers.Headers) {
+			for _, value := range headers.Headers[name] {
 				e.Headers = append(e.Headers, Header{name, value})
 			}
 		}
@@ -251,10 +224,7 @@ func parseJSON(r *fieldReader, line string, e *Entry) (rest string, ok bool) {
 	for _, name := range sortedKeys(object) {
 		set := setterOf(name)
 		value, ok := textOf(object[name])
-		if set == nil || !ok {
-			continue
-		}
-		if !set(r, e, value) {
+		if set != nil && ok && !set(r, e, value) {
 			return "", false
 		}
 	}

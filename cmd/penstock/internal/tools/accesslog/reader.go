@@ -379,32 +379,20 @@ func (s *source) readDirective(line string) {
 		return
 	}
 	fields := strings.Fields(names)
-	set := make([]setter, len(fields))
-	date, clock := -1, -1
-	for i, name := range fields {
-		switch name {
-		case "date":
-			date = i
-		case "time":
-			clock = i
-		default:
-			set[i] = setterOf(name)
-		}
+	date, clock := slices.Index(fields, "date"), slices.Index(fields, "time")
+	all := append(settersOf(fields), isoTime) // the last is that of date and time
+	if date >= 0 && clock >= 0 {
+		all[date], all[clock] = nil, nil
 	}
 	s.format = &Format{"w3c", func(r *fieldReader, line string, e *Entry) (rest string, ok bool) {
 		values := strings.Split(line, "\t")
-		if len(values) < len(set) {
+		if len(values) < len(fields) {
 			values = strings.Fields(line)
 		}
-		if len(values) < len(set) || date < 0 || clock < 0 {
+		if len(values) < len(fields) || date < 0 || clock < 0 {
 			return "", false
 		}
-		for i := range set {
-			if set[i] != nil && !set[i](r, e, values[i]) {
-				return "", false
-			}
-		}
-		return "", setISOTime(r, e, values[date]+" "+values[clock])
+		return "", r.setAll(e, all, append(values[:len(fields)], values[date]+" "+values[clock]))
 	}}
 }
 
