@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"text/tabwriter"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -111,16 +111,15 @@ func (b *benchCommand) check() error {
 func printBench(out io.Writer, r *storebench.Report) error {
 	printable.Fprintf(out, "%s: %d %s; other programs use %.2f processors of it\n", r.Store, r.Servers, plural(r.Servers, "server"), r.Others)
 	printable.Fprintf(out, "a round trip takes %.0f us, and 1 %% take at least %.0f us\n\n", r.PingP50, r.PingP99)
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprint(w, "callers\tdecisions/s\tp50 us\tp99 us\tscript us\tprocessor us\t\n")
+	var rows [][]string
 	for _, s := range r.Steps {
-		note := ""
+		row := strings.Fields(fmt.Sprintf("%d %.0f %.0f %.0f %.2f %.2f", s.Callers, s.Rate, s.P50, s.P99, s.ScriptMicros, s.CPUMicros))
 		if s.IsBounded {
-			note = "  bounded by --max-rate"
+			row = append(row, "  bounded by --max-rate")
 		}
-		printable.Fprintf(w, "%d\t%.0f\t%.0f\t%.0f\t%.2f\t%.2f\t%s\n", s.Callers, s.Rate, s.P50, s.P99, s.ScriptMicros, s.CPUMicros, note)
+		rows = append(rows, row)
 	}
-	return w.Flush()
+	return printTable(out, []string{"callers", "decisions/s", "p50 us", "p99 us", "script us", "processor us"}, rows, true)
 }
 
 // readBench reads a report of bench.

@@ -9,7 +9,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -17,6 +16,7 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/redisops"
 	"github.com/penstock/penstock/cmd/penstock/internal/text/printable"
+	"github.com/penstock/penstock/cmd/penstock/internal/tools/htmlreport"
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/load"
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/simulate"
 	"github.com/penstock/penstock/internal/wording"
@@ -214,7 +214,7 @@ func judgeLoad(ctx context.Context, stderr io.Writer, r *load.Report, thresholds
 			notJudged("this machine was too slow for the load")
 		case r.Latency.Count == 0:
 			notJudged("no request was allowed")
-		case t.isExceeded(r.Quantile(t.name), 0):
+		case t.isExceeded(r.Latency.Quantiles()[slices.Index(load.Quantiles, t.name)], 0):
 			err = t.reportExceeded(stderr)
 		case r.Unsent > 0:
 			notJudged("requests were not sent")
@@ -281,23 +281,26 @@ func (l *loadCommand) print(out io.Writer, r *load.Report) error {
 		printable.Fprintf(out, "the first error: %s\n", shortened(r.Error))
 	}
 	fmt.Fprintln(out)
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprint(w, "latency in ms\trequests\tmean\tp50\tp90\tp99\tp99.9\tmax\t\n")
-	row := func(name string, x load.Latency) {
+	var rows [][]string
+	add := func(name string, x load.Latency) {
 		if x.Count > 0 {
-			printable.Fprintf(w, "%s\t%d\t%.3f\t%.3f\t%.3f\t%.3f\t%.3f\t%.3f\t\n", name, x.Count, x.Mean, x.P50, x.P90, x.P99, x.P999, x.Max)
+			row := htmlreport.Row(name, x.Count)
+			for _, ms := range x.Quantiles() {
+				row = append(row, fmt.Sprintf("%.3f", ms))
+			}
+			rows = append(rows, row)
 		}
 	}
-	row("not denied", r.Latency)
-	row("from when it was sent", r.Service)
-	row("denied", r.Denials)
+	add("not denied", r.Latency)
+	add("from when it was sent", r.Service)
+	add("denied", r.Denials)
 	if len(r.Targets) > 1 {
 		for _, t := range r.Targets {
-			row(t.Name, t.Latency)
+			add(t.Name, t.Latency)
 		}
 	}
-	row("sent too late by", r.Client.Late)
-	if err := w.Flush(); err != nil {
+	add("sent too late by", r.Client.Late)
+	if err := printTable(out, append([]string{"latency in ms", "requests"}, load.Quantiles...), rows, true); err != nil {
 		return err
 	}
 	fmt.Fprintln(out)

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -70,24 +69,20 @@ func newSimulate(algorithms []*algorithm.Algorithm) *cobra.Command {
 	f.StringVar(&s.onFailure, "on-failure", guard.FailLocal.String(), "how instances decide meanwhile: local, open or closed")
 	f.Uint64Var(&s.seed, "seed", 1, "seed of random gaps; the same seed gives the same result")
 	f.BoolVar(&s.hasDecisions, "decisions", false, "print each decision; at most 100,000")
-	f.StringVar(&s.html, "html", "", htmlUsage)
-	addOutput(c, &s.output)
+	s.add(c)
 	return c
 }
 
 type simulateCommand struct {
-	arrivals, onDenied, down, onFailure, html, output string
-	algorithms                                        []string
-	cost                                              int64
-	maxWait                                           time.Duration
-	perClient, hasDecisions                           bool
-	instances, regions                                int
-	lease                                             int64
-	across                                            string
-	delay                                             time.Duration
-	cuts                                              []string
-	seed                                              uint64
-	burst                                             int64 // that algorithms without a burst leave out
+	reportFlags
+	arrivals, onDenied, down, onFailure, across string
+	algorithms, cuts                            []string
+	cost, lease                                 int64
+	maxWait, delay                              time.Duration
+	perClient, hasDecisions                     bool
+	instances, regions                          int
+	seed                                        uint64
+	burst                                       int64 // that algorithms without a burst leave out
 }
 
 const maxDecisions = 100_000
@@ -105,13 +100,8 @@ func (s *simulateCommand) run(ctx context.Context, out io.Writer, rate string, o
 		}
 		all = append(all, *one)
 	}
-	if err := writeHTML(s.html, func() *htmlreport.Page { return s.page(all) }); err != nil {
-		return err
-	}
-	if s.output == "json" {
-		return writeJSON(out, simulate.Report{Seed: s.seed, Simulations: all})
-	}
-	return s.print(out, all)
+	return s.write(out, simulate.Report{Seed: s.seed, Simulations: all},
+		func() *htmlreport.Page { return simulationPage(all) }, func(out io.Writer) error { return printSimulations(out, all) })
 }
 
 // read reads the arguments: the limit with each algorithm, and the options of all.
@@ -295,7 +285,7 @@ func (s *simulateCommand) regionBound(one *simulate.Simulation) string {
 		s.regions, one.Bound, wording.Period(one.Period), wording.Period(usual), wording.Period(most))
 }
 
-func (s *simulateCommand) print(out io.Writer, all []simulate.Simulation) error {
+func printSimulations(out io.Writer, all []simulate.Simulation) error {
 	for i := range all {
 		one := &all[i]
 		printable.Fprintf(out, "%s\n", one.Limit)
@@ -314,41 +304,34 @@ func (s *simulateCommand) print(out io.Writer, all []simulate.Simulation) error 
 		}
 		fmt.Fprintln(out)
 	}
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	printable.Fprintf(w, "algorithm\tallowed\tdenied\tmost in %s\tlongest wait\t\n", wording.Period(all[0].Period))
-	for _, one := range all {
-		printable.Fprintf(w, "%s\t%d\t%d\t%d\t%s\t\n", one.Algorithm, one.Allowed, one.Denied, one.MostUnits, round(one.LongestWait))
-	}
-	return w.Flush()
+	sums := sumsSection(all)
+	return printTable(out, sums.Columns, sums.Rows, true)
 }
 
 // barWidth is the number of characters of the longest bar.
 const barWidth = 40
 
 func printSimulation(out io.Writer, one *simulate.Simulation) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	table := timelineSection(one)
+	most := int64(1)
+	for _, r := range one.Timeline {
+		most = max(most, r.Requests)
+	}
+	for i, r := range one.Timeline {
+		allowed := int(r.Allowed * barWidth / most)
+		table.Rows[i] = append(table.Rows[i], "  "+strings.Repeat("█", allowed)+strings.Repeat("░", int(r.Requests*barWidth/most)-allowed))
+	}
 	if len(one.Decisions) > 0 {
-		fmt.Fprint(w, "time\tclient\ttry\tdecision\tremaining\tretry after\twait\t\n")
+		table.Columns, table.Rows = []string{"time", "client", "try", "decision", "remaining", "retry after", "wait"}, nil
 		for _, d := range one.Decisions {
 			decision := "denied"
 			if d.IsAllowed {
 				decision = "allowed"
 			}
-			printable.Fprintf(w, "%s\t%d\t%d\t%s\t%d\t%s\t%s\t\n", round(d.At), d.Client, d.Try, decision, d.Remaining, round(d.RetryAfter), round(d.Wait))
-		}
-	} else {
-		most := int64(1)
-		for _, r := range one.Timeline {
-			most = max(most, r.Requests)
-		}
-		fmt.Fprint(w, "from\trequests\tallowed\tdenied\tremaining\tretry after\t\n")
-		for _, r := range one.Timeline {
-			allowed := int(r.Allowed * barWidth / most)
-			bar := strings.Repeat("█", allowed) + strings.Repeat("░", int(r.Requests*barWidth/most)-allowed)
-			printable.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%s\t  %s\n", round(r.From), r.Requests, r.Allowed, r.Denied, r.Remaining, retryAfter(&r), bar)
+			table.Rows = append(table.Rows, htmlreport.Row(round(d.At), d.Client, d.Try, decision, d.Remaining, round(d.RetryAfter), round(d.Wait)))
 		}
 	}
-	if err := w.Flush(); err != nil {
+	if err := printTable(out, table.Columns, table.Rows, true); err != nil {
 		return err
 	}
 	printable.Fprintf(out, "\n%d %s: %d allowed, %d denied", one.Requests, plural(int(one.Requests), "request"), one.Allowed, one.Denied)
@@ -375,14 +358,6 @@ func printSimulation(out io.Writer, one *simulate.Simulation) error {
 	}
 	fmt.Fprintln(out)
 	return nil
-}
-
-// retryAfter writes the RetryAfter of a row; "" without a denial.
-func retryAfter(r *simulate.Row) string {
-	if r.Denied == 0 {
-		return ""
-	}
-	return round(r.RetryAfter)
 }
 
 // round writes a time for people: with at most three digits behind the point.

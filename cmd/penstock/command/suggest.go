@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -18,7 +17,6 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/text/printable"
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/accesslog"
-	"github.com/penstock/penstock/cmd/penstock/internal/tools/htmlreport"
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/suggest"
 	"github.com/penstock/penstock/internal/match"
 	"github.com/penstock/penstock/internal/transport/clientaddress"
@@ -56,55 +54,37 @@ func newSuggest() *cobra.Command {
 	f.StringVar(&s.window, "window", "1m", "length of the window of fixed-window and sliding-log")
 	f.Float64Var(&s.headroom, "headroom", 1.5, "multiplies what was measured, because traffic grows")
 	f.BoolVar(&s.keepsOutliers, "keep-outliers", false, "count the outliers too: the few clients that send far more than the busiest other client")
-	f.StringVar(&s.format, "format", "", "format of the logs, as in replay")
-	f.StringVar(&s.identities, "identities", "masked", "how the report shows keys: masked or full")
-	f.StringVar(&s.html, "html", "", htmlUsage)
-	addOutput(c, &s.output)
+	s.addFlags(c)
 	return c
 }
 
 const maxWindow = 31 * 24 * time.Hour
 
 type suggestCommand struct {
-	per, budget, algorithm, window, format, identities, html, output string
-	headroom                                                         float64
-	keepsOutliers                                                    bool
-	proxies, paths, methods                                          []string
+	logCommand
+	per, budget, algorithm, window string
+	headroom                       float64
+	keepsOutliers                  bool
+	proxies, paths, methods        []string
 }
 
 func (s *suggestCommand) run(c *cobra.Command, logs []string) error {
-	out := c.OutOrStdout()
-	o, format, err := s.read()
+	o, err := s.read()
 	if err != nil {
 		return withStatus(exitUsage, err)
 	}
-	if o.Log, err = accesslog.Open(logs, c.InOrStdin(), format); err != nil {
-		return withStatus(exitInvalid, fmt.Errorf("cannot read the log: %w", err))
-	}
-	defer o.Log.Close()
-	stop := showProgress(c.ErrOrStderr(), o.Log)
-	report, err := suggest.Run(c.Context(), o)
-	stop()
-	if errors.Is(err, suggest.ErrNoDurations) {
-		return withStatus(exitInvalid, err)
-	}
-	if err != nil {
-		return err
-	}
-	if err := checkLog(&report.Log); err != nil {
-		return err
-	}
-	if err := writeHTML(s.html, func() *htmlreport.Page { return s.page(report) }); err != nil {
-		return err
-	}
-	if s.output == "json" {
-		return writeJSON(out, report)
-	}
-	return s.print(out, report)
+	return s.logCommand.run(c, logs, func(log *accesslog.Reader) (logReport, error) {
+		o.Log = log
+		report, err := suggest.Run(c.Context(), o)
+		if errors.Is(err, suggest.ErrNoDurations) {
+			err = withStatus(exitInvalid, err)
+		}
+		return &suggestReport{report, s}, err
+	})
 }
 
-func (s *suggestCommand) read() (o suggest.Options, format *accesslog.Format, err error) {
-	o = suggest.Options{Algorithm: s.algorithm, Headroom: s.headroom, KeepsOutliers: s.keepsOutliers, ShowsIdentities: s.identities == "full"}
+func (s *suggestCommand) read() (o suggest.Options, err error) {
+	o = suggest.Options{Algorithm: s.algorithm, Headroom: s.headroom, KeepsOutliers: s.keepsOutliers, ShowsIdentities: s.showsIdentities()}
 	isBudget := false
 	if percent, ok := strings.CutSuffix(strings.TrimSpace(s.budget), "%"); ok {
 		o.Budget, err = strconv.ParseFloat(strings.TrimSpace(percent), 64)
@@ -116,31 +96,24 @@ func (s *suggestCommand) read() (o suggest.Options, format *accesslog.Format, er
 	isHeadroom := s.headroom >= 1 && s.headroom <= 100
 	switch {
 	case !isBudget:
-		return o, nil, fmt.Errorf("--budget is %q; write a percentage from 0%% to 50%%", wording.Clip(s.budget))
+		return o, fmt.Errorf("--budget is %q; write a percentage from 0%% to 50%%", wording.Clip(s.budget))
 	case !isHeadroom:
-		return o, nil, fmt.Errorf("--headroom is %g; write 1 to 100", s.headroom)
+		return o, fmt.Errorf("--headroom is %g; write 1 to 100", s.headroom)
 	case !slices.Contains(suggest.Algorithms(), s.algorithm):
-		return o, nil, fmt.Errorf("--algorithm is %q; %s", wording.Clip(s.algorithm), wording.Suggest(s.algorithm, suggest.Algorithms()))
+		return o, fmt.Errorf("--algorithm is %q; %s", wording.Clip(s.algorithm), wording.Suggest(s.algorithm, suggest.Algorithms()))
 	case periodErr != nil || o.Window < time.Millisecond || o.Window > maxWindow:
-		return o, nil, fmt.Errorf("--window is %q; write 1ms to 31d, as in 10m or 7d", wording.Clip(s.window))
-	case s.identities != "full" && s.identities != "masked":
-		return o, nil, fmt.Errorf("--identities is %q; write masked or full", wording.Clip(s.identities))
+		return o, fmt.Errorf("--window is %q; write 1ms to 31d, as in 10m or 7d", wording.Clip(s.window))
 	}
 	for _, text := range s.proxies {
 		if _, err := clientaddress.ParseNetwork(text); err != nil {
-			return o, nil, fmt.Errorf("--trusted-proxies: %w", err)
+			return o, fmt.Errorf("--trusted-proxies: %w", err)
 		}
 	}
 	if o.Identity, err = identityOf(s.per, clientaddress.New(s.proxies, forwardedFor)); err != nil {
-		return o, nil, err
+		return o, err
 	}
-	if o.IsIncluded, err = includes(s.paths, s.methods); err != nil {
-		return o, nil, err
-	}
-	if s.format != "" {
-		format, err = accesslog.NewFormat(s.format)
-	}
-	return o, format, err
+	o.IsIncluded, err = includes(s.paths, s.methods)
+	return o, err
 }
 
 // forwardedFor is the header in which trusted proxies name the client.
@@ -227,32 +200,44 @@ func includes(patterns, methods []string) (func(*accesslog.Entry) bool, error) {
 	}, nil
 }
 
-func (s *suggestCommand) print(out io.Writer, r *suggest.Report) error {
-	printLog(out, &r.Log, r.Denied429)
-	s.printWarnings(out, r)
+// A suggestReport is what suggest has found, as its flags wanted.
+type suggestReport struct {
+	*suggest.Report
+	flags *suggestCommand
+}
+
+func (r *suggestReport) log() *accesslog.Stats { return &r.Log }
+
+func (r *suggestReport) print(out io.Writer) error {
+	r.printNotes(out)
 	if r.Suggested == nil {
 		return withStatus(exitInvalid, errors.New("no request of the log can be counted; choose another --per or --path"))
 	}
-	printable.Fprintf(out, "%d clients, %d requests\n\n", r.Identities, r.Requests)
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	s.printNeeds(w, r)
-	if err := w.Flush(); err != nil {
+	fmt.Fprintf(out, "%d clients, %d requests\n\n", r.Identities, r.Requests)
+	needs := r.needsSection()
+	points, _ := r.needs()
+	for i, p := range points {
+		if r.Chosen == nil || p.Rate == r.Chosen.Rate {
+			needs.Rows[i] = append(needs.Rows[i], fmt.Sprintf("  chosen: %d for %s", p.Bursts[suggest.BudgetName(r.Budget)], r.flags.budget))
+		}
+	}
+	if err := printTable(out, needs.Columns, needs.Rows, true); err != nil {
 		return err
 	}
 	printable.Fprintf(out, "\nThe busiest clients, by requests %s:\n", r.Measure())
 	for i := range r.Busiest {
-		n := r.Busiest[i].Measured(r)
-		bar := strings.Repeat("█", int(max(n*barWidth/max(r.Busiest[0].Measured(r), 1), 1)))
+		n := r.Busiest[i].Measured(r.Report)
+		bar := strings.Repeat("█", int(max(n*barWidth/max(r.Busiest[0].Measured(r.Report), 1), 1)))
 		printable.Fprintf(out, "  %8d %s %s\n", n, bar, r.Busiest[i].Key)
 	}
 	if n := len(r.Outliers); n > 0 {
 		printable.Fprintf(out, "Outliers, which are not counted above: the first %d. --keep-outliers counts them.\n", n)
 	}
-	if s.identities == "masked" {
+	if !r.flags.showsIdentities() {
 		fmt.Fprint(out, "The last part of each key is masked. --identities full shows it.\n")
 	}
 	printable.Fprintf(out, "\nSuggested, with a headroom of %g and rounded up:\n\n", r.Headroom)
-	fmt.Fprint(out, printable.Text(s.policy(r.Suggested)))
+	fmt.Fprint(out, printable.Text(r.flags.policy(r.Suggested)))
 	if b := r.Beyond; b.Clients > 0 {
 		printable.Fprintf(out, "\n# At most %s of the clients would be denied at times. They sent %s of the requests.", share(b.Clients, r.Identities), share(b.Requests, r.Requests))
 	}
@@ -260,41 +245,26 @@ func (s *suggestCommand) print(out io.Writer, r *suggest.Report) error {
 	return nil
 }
 
-func (s *suggestCommand) printWarnings(out io.Writer, r *suggest.Report) {
+func (r *suggestReport) printNotes(out io.Writer) {
+	printLog(out, &r.Log, r.Denied429)
 	if r.WithoutIdentity > 0 {
-		printable.Fprintf(out, "warning: %d requests have no %s, and are not counted\n", r.WithoutIdentity, s.per)
+		printable.Fprintf(out, "warning: %d requests have no %s, and are not counted\n", r.WithoutIdentity, r.flags.per)
 	}
 	if r.Merged > 0 {
 		printable.Fprintf(out, "warning: %d requests of further clients are not counted\n", r.Merged)
 	}
-	if r.IsShort && r.Counted != nil {
-		printable.Fprintf(out, "warning: the log is shorter than the window, so it does not show what clients need; read a longer one\n")
-	} else if r.IsShort {
-		printable.Fprintf(out, "warning: the log is shorter than the time in which this burst refills, so it does not show what clients need; read a longer one\n")
+	if r.IsShort {
+		time := "time in which this burst refills"
+		if r.Counted != nil {
+			time = "window"
+		}
+		printable.Fprintf(out, "warning: the log is shorter than the %s, so it does not show what clients need; read a longer one\n", time)
 	}
 	if r.Counted != nil && r.Counted.IsTooHigh {
 		printable.Fprintf(out, "warning: there are too many requests in a window to keep the time of each, so the counts may be somewhat too high\n")
 	}
 	if r.IsUncertain {
-		printable.Fprintf(out, "warning: %d clients are too few to be sure about a budget of %s; fewer than ten are beyond it\n", r.Identities, s.budget)
-	}
-}
-
-// printNeeds prints what the limit must be, for each budget.
-func (s *suggestCommand) printNeeds(w io.Writer, r *suggest.Report) {
-	name, chosen := suggest.BudgetName(r.Budget), "  chosen: %d for "+strings.ReplaceAll(s.budget, "%", "%%")
-	if c := r.Counted; c != nil {
-		printable.Fprintf(w, "requests\tcount that denies nobody\t0.1 %% of the clients\t1 %%\t5 %%\tall together\t\n%s\t%d\t%d\t%d\t%d\t%d\t%s\n",
-			r.Measure(), c.Counts["0"], c.Counts["0.001"], c.Counts["0.01"], c.Counts["0.05"], c.All, fmt.Sprintf(chosen, c.Counts[name]))
-		return
-	}
-	fmt.Fprint(w, "rate\tburst that denies nobody\t0.1 % of the clients\t1 %\t5 %\tall together\t\n")
-	for i, p := range r.Frontier {
-		mark := ""
-		if p.Rate == r.Chosen.Rate {
-			mark = fmt.Sprintf(chosen, p.Bursts[name])
-		}
-		printable.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%d\t%s\n", p.Rate, p.Bursts["0"], p.Bursts["0.001"], p.Bursts["0.01"], p.Bursts["0.05"], r.All[i].Bursts["0"], mark)
+		printable.Fprintf(out, "warning: %d clients are too few to be sure about a budget of %s; fewer than ten are beyond it\n", r.Identities, r.flags.budget)
 	}
 }
 

@@ -237,11 +237,8 @@ func (t *tally) report(took, busy time.Duration, isInterrupted bool) *Report {
 	return r
 }
 
-// Quantile returns the latency with this name, such as p99, in milliseconds.
-func (r *Report) Quantile(name string) float64 {
-	l := r.Latency
-	return []float64{l.Mean, l.P50, l.P90, l.P99, l.P999, l.Max}[slices.Index(Quantiles, name)]
-}
+// Quantiles returns the latencies with the names of the variable Quantiles.
+func (l Latency) Quantiles() []float64 { return []float64{l.Mean, l.P50, l.P90, l.P99, l.P999, l.Max} }
 
 // Quantiles are the names of latencies.
 var Quantiles = []string{"mean", "p50", "p90", "p99", "p99.9", "max"}
