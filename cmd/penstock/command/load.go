@@ -51,34 +51,31 @@ func newLoad() *cobra.Command {
 	f := c.Flags()
 	f.StringArrayVar(&l.targets, "target", nil, "URL, with an optional weight and method before it, as in '5 POST http://localhost:8080/rides'; repeat it for more")
 	f.StringVar(&l.arrivals, "arrivals", "10/s for 10s", "when requests arrive; see above")
-	f.Int64Var(&l.clients, "clients", 1, "clients that the requests of a rate stand for; they take turns")
+	f.Int64Var(&l.options.Clients, "clients", 1, "clients that the requests of a rate stand for; they take turns")
 	f.StringArrayVarP(&l.headers, "header", "H", nil, "header of each request, as in 'X-API-Key: load-$client'; repeat it for more")
 	f.StringVarP(&l.http.Body, "data", "d", "", "body of each request")
 	f.StringSliceVar(&l.sources, "source-addresses", nil, "addresses of this machine to send from, as in 127.0.1.0/24; clients take turns")
 	f.StringVar(&l.limit, "limit", "", "limit of each client, as in '10/s, burst 20'")
 	f.StringVar(&l.store, "store", "", "URL of the target's Redis or Valkey, to measure how busy it is: store_cpu in --fail-if")
-	f.IntSliceVar(&l.allowed, "allowed-status", nil, "status of 400 or more that says that the limit admitted a request, as in 401 for a limit on failed logins; repeat it for more")
+	f.IntSliceVar(&l.options.Allowed, "allowed-status", nil, "status of 400 or more that says that the limit admitted a request, as in 401 for a limit on failed logins; repeat it for more")
 	f.StringVar(&l.onDenied, "on-denied", string(simulate.Drop), "what clients (not those of a rate) do after a denial: drop the request, or wait for Retry-After before the next one")
 	f.DurationVar(&l.http.Timeout, "timeout", 10*time.Second, "how long an answer may take")
-	f.IntVar(&l.maxInFlight, "max-in-flight", 10_000, "requests in flight at most; further ones wait")
-	f.Uint64Var(&l.seed, "seed", 1, "seed of random gaps and targets")
+	f.IntVar(&l.options.MaxInFlight, "max-in-flight", 10_000, "requests in flight at most; further ones wait")
+	f.Uint64Var(&l.options.Seed, "seed", 1, "seed of random gaps and targets")
 	f.StringArrayVar(&l.failIf, "fail-if", nil, "exit with status 6 if this holds: mean, p50, p90, p99, p99.9 or max above a time, or denied, failed, unanswered or\nover_limit above a count or percentage, or store_cpu above a percentage of a core, as in 'p99 > 10ms' or 'store_cpu > 70%'; repeat it for more")
 	addOutput(c, &l.output)
 	return c
 }
 
 type loadCommand struct {
+	options                                  load.Options
+	http                                     load.HTTP
 	arrivals, limit, onDenied, output, store string
 	targets, headers, sources, failIf        []string
-	clients                                  int64
-	maxInFlight                              int
-	allowed                                  []int
-	seed                                     uint64
-	http                                     load.HTTP
 }
 
 func (l *loadCommand) run(c *cobra.Command) error {
-	o, thresholds, err := l.read()
+	thresholds, err := l.read()
 	if err != nil {
 		return withStatus(exitUsage, err)
 	}
@@ -88,12 +85,12 @@ func (l *loadCommand) run(c *cobra.Command) error {
 			return err
 		}
 	}
-	l.http.Open(l.maxInFlight)
+	l.http.Open(l.options.MaxInFlight)
 	defer l.http.Close()
-	report := load.Run(c.Context(), o)
+	report := load.Run(c.Context(), l.options)
 	use, storeErr := endMeasure()
 	report.Store = use
-	report.Arrivals = o.Arrivals.Text
+	report.Arrivals = l.options.Arrivals.Text
 	for i, t := range l.http.Targets {
 		report.Targets[i].Name = t.String()
 	}
@@ -108,24 +105,25 @@ func (l *loadCommand) run(c *cobra.Command) error {
 	return judgeLoad(c.Context(), c.ErrOrStderr(), report, thresholds)
 }
 
-func (l *loadCommand) read() (o load.Options, thresholds []*threshold, err error) {
-	o = load.Options{Seed: l.seed, Clients: l.clients, ShouldHonorRetryAfter: l.onDenied == string(simulate.Wait), MaxInFlight: l.maxInFlight, Allowed: l.allowed, Send: l.http.Send}
+func (l *loadCommand) read() (thresholds []*threshold, err error) {
+	o := &l.options
+	o.ShouldHonorRetryAfter, o.Send = l.onDenied == string(simulate.Wait), l.http.Send
 	for _, text := range l.targets {
 		t, err := load.ParseTarget(text)
 		if err != nil {
-			return o, nil, err
+			return nil, err
 		}
 		l.http.Targets, o.Weights = append(l.http.Targets, t), append(o.Weights, t.Weight)
 	}
 	for _, text := range l.headers {
 		h, err := load.ParseHeader(text)
 		if err != nil {
-			return o, nil, err
+			return nil, err
 		}
 		l.http.Headers = append(l.http.Headers, h)
 	}
 	if l.http.Sources, err = load.ParseSources(l.sources); err != nil {
-		return o, nil, fmt.Errorf("--source-addresses: %w", err)
+		return nil, fmt.Errorf("--source-addresses: %w", err)
 	}
 	for _, text := range l.failIf {
 		t, err := readThreshold(text, []string{"denied", "failed", "unanswered", "over_limit", "store_cpu"}, load.Quantiles)
@@ -133,7 +131,7 @@ func (l *loadCommand) read() (o load.Options, thresholds []*threshold, err error
 			err = errors.New("--fail-if has store_cpu, which needs the store; add --store redis://localhost:6379")
 		}
 		if err != nil {
-			return o, nil, err
+			return nil, err
 		}
 		thresholds = append(thresholds, t)
 	}
@@ -143,19 +141,19 @@ func (l *loadCommand) read() (o load.Options, thresholds []*threshold, err error
 			o.Limit, err = limit.Compile()
 		}
 		if err != nil {
-			return o, nil, fmt.Errorf("--limit: %w", err)
+			return nil, fmt.Errorf("--limit: %w", err)
 		}
 	}
 	o.Arrivals, err = simulate.Parse(l.arrivals, o.Limit, 1)
-	return o, thresholds, cmp.Or(err, l.check(o.Arrivals))
+	return thresholds, cmp.Or(err, l.check())
 }
 
 // check checks the flags that have only a range of values.
-func (l *loadCommand) check(a *simulate.Arrivals) error {
+func (l *loadCommand) check() error {
 	const maxClients, maxTargets, maxInFlight = 1_000_000, 100, 100_000
-	clients := l.clients
-	if a != nil {
-		for _, it := range a.Items {
+	clients := l.options.Clients
+	if l.options.Arrivals != nil {
+		for _, it := range l.options.Arrivals.Items {
 			if it.IsClients {
 				clients = max(clients, it.Count)
 			}
@@ -166,8 +164,8 @@ func (l *loadCommand) check(a *simulate.Arrivals) error {
 		return errors.New("a target is missing; write --target http://localhost:8080/")
 	case len(l.targets) > maxTargets:
 		return fmt.Errorf("there are %d targets; write at most %d", len(l.targets), maxTargets)
-	case l.clients < 1 || l.clients > maxClients:
-		return fmt.Errorf("--clients is %d; write 1 to %d", l.clients, maxClients)
+	case l.options.Clients < 1 || l.options.Clients > maxClients:
+		return fmt.Errorf("--clients is %d; write 1 to %d", l.options.Clients, maxClients)
 	case clients > load.MaxAddresses && l.http.UsesAddresses():
 		return fmt.Errorf("there are %d clients, but only %d have an $address of their own; write fewer clients", clients, load.MaxAddresses)
 	case clients < int64(len(l.http.Sources)):
@@ -176,10 +174,10 @@ func (l *loadCommand) check(a *simulate.Arrivals) error {
 		return fmt.Errorf("--on-denied is %q; write drop or wait", wording.Clip(l.onDenied))
 	case l.http.Timeout <= 0 || l.http.Timeout > time.Hour:
 		return fmt.Errorf("--timeout is %s; write a time of at most 1h", wording.Period(l.http.Timeout))
-	case slices.ContainsFunc(l.allowed, func(n int) bool { return n < 400 || n > 599 || n == 429 }):
-		return fmt.Errorf("--allowed-status is %d; write statuses from 400 to 599 without 429", l.allowed)
-	case l.maxInFlight < 1 || l.maxInFlight > maxInFlight:
-		return fmt.Errorf("--max-in-flight is %d; write 1 to %d", l.maxInFlight, maxInFlight)
+	case slices.ContainsFunc(l.options.Allowed, func(n int) bool { return n < 400 || n > 599 || n == 429 }):
+		return fmt.Errorf("--allowed-status is %d; write statuses from 400 to 599 without 429", l.options.Allowed)
+	case l.options.MaxInFlight < 1 || l.options.MaxInFlight > maxInFlight:
+		return fmt.Errorf("--max-in-flight is %d; write 1 to %d", l.options.MaxInFlight, maxInFlight)
 	}
 	return nil
 }

@@ -45,7 +45,7 @@ func newReplay(algorithms []*algorithm.Algorithm) *cobra.Command {
 	f.StringVar(&r.config, "config", "", "policy file (required)")
 	f.StringVar(&r.old, "diff", "", "another policy file to compare with, such as the one in force")
 	f.StringArrayVar(&r.headers, "header", nil, "header of each request, as in 'X-API-Key: $remote_user'; repeat it for more")
-	f.BoolVar(&r.shouldRetry, "retry", false, "send denied requests again after their Retry-After, at most three times")
+	f.BoolVar(&r.options.ShouldRetry, "retry", false, "send denied requests again after their Retry-After, at most three times")
 	f.StringVar(&r.failIf, "fail-if", "", "exit with status 6 if this holds, as in 'denied > 1%', 'denied_identities > 10' or 'rejected_lines > 5%'")
 	r.addFlags(c)
 	_ = c.RegisterFlagCompletionFunc("config", completeYAML)
@@ -55,13 +55,13 @@ func newReplay(algorithms []*algorithm.Algorithm) *cobra.Command {
 
 type replayCommand struct {
 	logCommand
+	options             replay.Options
 	config, old, failIf string
 	headers             []string
-	shouldRetry         bool
 }
 
 func (r *replayCommand) run(c *cobra.Command, logs []string, algorithms []*algorithm.Algorithm) error {
-	o, limit, err := r.read()
+	limit, err := r.read()
 	if err != nil {
 		return withStatus(exitUsage, err)
 	}
@@ -70,19 +70,19 @@ func (r *replayCommand) run(c *cobra.Command, logs []string, algorithms []*algor
 		return err
 	}
 	defer p.Close()
-	o.Rules = p.Rules
+	r.options.Rules = p.Rules
 	if r.old != "" {
 		old, err := policyfile.Load(r.old, settings.PolicyOptions(algorithms...))
 		if err != nil {
 			return err
 		}
 		defer old.Close()
-		o.Old = old.Rules
+		r.options.Old = old.Rules
 	}
 	var report replayReport
 	err = r.logCommand.run(c, logs, func(log *accesslog.Reader) (_ logReport, err error) {
-		o.Log = log
-		report.Report, err = replay.Run(c.Context(), o)
+		r.options.Log = log
+		report.Report, err = replay.Run(c.Context(), r.options)
 		return report, err
 	})
 	switch {
@@ -102,24 +102,24 @@ func (r *replayCommand) run(c *cobra.Command, logs []string, algorithms []*algor
 	return nil
 }
 
-func (r *replayCommand) read() (o replay.Options, limit *threshold, err error) {
-	o = replay.Options{ShouldRetry: r.shouldRetry, ShowsIdentities: r.showsIdentities()}
+func (r *replayCommand) read() (limit *threshold, err error) {
+	r.options.ShowsIdentities = r.showsIdentities()
 	if r.config == "" {
-		return o, nil, errors.New("a policy is missing; write --config rules.yaml")
+		return nil, errors.New("a policy is missing; write --config rules.yaml")
 	}
 	if r.failIf != "" {
 		if limit, err = readThreshold(r.failIf, []string{"denied", "denied_identities", "rejected_lines"}, nil); err != nil {
-			return o, nil, err
+			return nil, err
 		}
 	}
 	for _, text := range r.headers {
 		h, err := replay.ParseHeader(text)
 		if err != nil {
-			return o, nil, err
+			return nil, err
 		}
-		o.Headers = append(o.Headers, h)
+		r.options.Headers = append(r.options.Headers, h)
 	}
-	return o, limit, nil
+	return limit, nil
 }
 
 type replayReport struct{ *replay.Report }

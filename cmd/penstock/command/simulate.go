@@ -45,7 +45,7 @@ func newSimulate(algorithms []*algorithm.Algorithm) *cobra.Command {
 			"  penstock simulate '1000/s, burst 1000' --regions 3 --across exchange --delay 80ms --cut 2@10s..40s",
 		Args: argumentCount(1, 1, "a rate, as in: penstock simulate '10/s, burst 100'"),
 		RunE: func(c *cobra.Command, args []string) error {
-			if s.regions > 1 && !c.Flags().Changed("arrivals") {
+			if s.options.Regions.Count > 1 && !c.Flags().Changed("arrivals") {
 				s.arrivals = "overload"
 			}
 			return s.run(c.Context(), c.OutOrStdout(), args[0], algorithms)
@@ -55,19 +55,19 @@ func newSimulate(algorithms []*algorithm.Algorithm) *cobra.Command {
 	f := c.Flags()
 	f.StringVar(&s.arrivals, "arrivals", "burst", "when requests arrive; see above")
 	f.StringSliceVar(&s.algorithms, "algorithm", []string{penstock.TokenBucket.Title()}, "algorithms to compare, or all")
-	f.Int64Var(&s.cost, "cost", 1, "units of each request")
-	f.DurationVar(&s.maxWait, "max-wait", 0, "how long a request may wait for its turn (token-bucket, leaky-bucket)")
-	f.BoolVar(&s.perClient, "per-client", false, "each client has a counter of its own")
-	f.StringVar(&s.onDenied, "on-denied", string(simulate.Drop), "what a client does after a denial: drop the request, wait (send it again after Retry-After) or retry (send it\nagain after 100 ms), at most three times")
-	f.IntVar(&s.instances, "instances", 1, "instances that share the limit, and take turns")
-	f.Int64Var(&s.lease, "lease", 0, "units that an instance draws in advance at most, as the field lease of a policy says. Default: none")
-	f.IntVar(&s.regions, "regions", 1, "regions, each with a store of its own")
+	f.Int64Var(&s.options.Cost, "cost", 1, "units of each request")
+	f.DurationVar(&s.options.Patience, "max-wait", 0, "how long a request may wait for its turn (token-bucket, leaky-bucket)")
+	f.BoolVar(&s.options.PerKey, "per-client", false, "each client has a counter of its own")
+	f.StringVar((*string)(&s.options.OnDenied), "on-denied", string(simulate.Drop), "what a client does after a denial: drop the request, wait (send it again after Retry-After) or retry (send it\nagain after 100 ms), at most three times")
+	f.IntVar(&s.options.Instances, "instances", 1, "instances that share the limit, and take turns")
+	f.Int64Var(&s.options.Lease, "lease", 0, "units that an instance draws in advance at most, as the field lease of a policy says. Default: none")
+	f.IntVar(&s.options.Regions.Count, "regions", 1, "regions, each with a store of its own")
 	f.StringVar(&s.across, "across", "", "how one limit holds in all regions: exchange. Default: each region is on its own")
-	f.DurationVar(&s.delay, "delay", 0, "how long a message between two regions takes")
+	f.DurationVar(&s.options.Regions.Delay, "delay", 0, "how long a message between two regions takes")
 	f.StringSliceVar(&s.cuts, "cut", nil, "when a region is cut off from the others, as in 2@10s..40s for region 2")
 	f.StringVar(&s.down, "down", "", "when the store gives no answer, as in 20s..40s")
 	f.StringVar(&s.onFailure, "on-failure", guard.FailLocal.String(), "how instances decide meanwhile: local, open or closed")
-	f.Uint64Var(&s.seed, "seed", 1, "seed of random gaps; the same seed gives the same result")
+	f.Uint64Var(&s.options.Seed, "seed", 1, "seed of random gaps; the same seed gives the same result")
 	f.BoolVar(&s.hasDecisions, "decisions", false, "print each decision; at most 100,000")
 	s.add(c)
 	return c
@@ -75,73 +75,69 @@ func newSimulate(algorithms []*algorithm.Algorithm) *cobra.Command {
 
 type simulateCommand struct {
 	reportFlags
-	arrivals, onDenied, down, onFailure, across string
-	algorithms, cuts                            []string
-	cost, lease                                 int64
-	maxWait, delay                              time.Duration
-	perClient, hasDecisions                     bool
-	instances, regions                          int
-	seed                                        uint64
-	burst                                       int64 // that algorithms without a burst leave out
+	options                           simulate.Options
+	arrivals, down, onFailure, across string
+	algorithms, cuts                  []string
+	hasDecisions                      bool
+	burst                             int64 // that algorithms without a burst leave out
 }
 
 const maxDecisions = 100_000
 
 func (s *simulateCommand) run(ctx context.Context, out io.Writer, rate string, own []*algorithm.Algorithm) error {
 	all := []simulate.Simulation{}
-	plans, options, err := s.read(rate, own)
+	plans, err := s.read(rate, own)
 	if err != nil {
 		return withStatus(exitUsage, err)
 	}
 	for _, plan := range plans {
-		one, err := s.simulate(ctx, plan, options)
+		one, err := s.simulate(ctx, plan)
 		if err != nil {
 			return err
 		}
 		all = append(all, *one)
 	}
-	return s.write(out, simulate.Report{Seed: s.seed, Simulations: all},
+	return s.write(out, simulate.Report{Seed: s.options.Seed, Simulations: all},
 		func() *htmlreport.Page { return simulationPage(all) }, func(out io.Writer) error { return printSimulations(out, all) })
 }
 
-// read reads the arguments: the limit with each algorithm, and the options of all.
-func (s *simulateCommand) read(rate string, own []*algorithm.Algorithm) (plans []*penstock.Plan, o simulate.Options, err error) {
+// read reads the arguments. It returns the limit with each algorithm.
+func (s *simulateCommand) read(rate string, own []*algorithm.Algorithm) (plans []*penstock.Plan, err error) {
 	limit, err := penstock.ParseRate(rate)
 	if err != nil {
-		return nil, o, err
+		return nil, err
 	}
-	o = simulate.Options{Cost: s.cost, Patience: s.maxWait, PerKey: s.perClient, OnDenied: simulate.Denied(s.onDenied), Seed: s.seed, Instances: s.instances, Lease: s.lease}
+	o, isKnown := &s.options, false
 	modes := map[string]guard.FailureMode{"local": guard.FailLocal, "open": guard.FailOpen, "closed": guard.FailClosed}
-	isKnown := false
 	o.OnFailure, isKnown = modes[s.onFailure]
 	denials := []simulate.Denied{simulate.Drop, simulate.Wait, simulate.Retry}
 	switch {
 	case !isKnown:
-		return nil, o, fmt.Errorf("--on-failure is %q; write local, open or closed", wording.Clip(s.onFailure))
+		return nil, fmt.Errorf("--on-failure is %q; write local, open or closed", wording.Clip(s.onFailure))
 	case !slices.Contains(denials, o.OnDenied):
-		return nil, o, fmt.Errorf("--on-denied is %q; write drop, wait or retry", wording.Clip(s.onDenied))
-	case s.cost < 1 || s.cost > penstock.MaxCost:
-		return nil, o, fmt.Errorf("--cost is %d; write 1 to %d", s.cost, int64(penstock.MaxCost))
-	case s.maxWait < 0:
-		return nil, o, fmt.Errorf("--max-wait is %s; write 0 or more", wording.Period(s.maxWait))
-	case s.instances < 1 || s.instances > simulate.MaxInstances:
-		return nil, o, fmt.Errorf("--instances is %d; write 1 to %d", s.instances, simulate.MaxInstances)
-	case s.lease != 0 && !fieldvalues.Lease.Has(s.lease):
-		return nil, o, fmt.Errorf("--lease is %d; write %s, or remove it", s.lease, fieldvalues.Lease)
-	case s.lease > 0 && s.maxWait > 0:
-		return nil, o, errors.New("requests that may wait are decided by the store, so the lease has no effect; remove --lease or --max-wait")
+		return nil, fmt.Errorf("--on-denied is %q; write drop, wait or retry", wording.Clip(string(o.OnDenied)))
+	case o.Cost < 1 || o.Cost > penstock.MaxCost:
+		return nil, fmt.Errorf("--cost is %d; write 1 to %d", o.Cost, int64(penstock.MaxCost))
+	case o.Patience < 0:
+		return nil, fmt.Errorf("--max-wait is %s; write 0 or more", wording.Period(o.Patience))
+	case o.Instances < 1 || o.Instances > simulate.MaxInstances:
+		return nil, fmt.Errorf("--instances is %d; write 1 to %d", o.Instances, simulate.MaxInstances)
+	case o.Lease != 0 && !fieldvalues.Lease.Has(o.Lease):
+		return nil, fmt.Errorf("--lease is %d; write %s, or remove it", o.Lease, fieldvalues.Lease)
+	case o.Lease > 0 && o.Patience > 0:
+		return nil, errors.New("requests that may wait are decided by the store, so the lease has no effect; remove --lease or --max-wait")
 	}
-	if o.Regions, err = s.readRegions(); err != nil {
-		return nil, o, err
+	if err := s.readRegions(); err != nil {
+		return nil, err
 	}
 	if s.down != "" {
 		if o.DownFrom, o.DownTo, err = readInterval(s.down); err != nil {
-			return nil, o, fmt.Errorf("--down is %q; write when the store fails and when it returns, as in 20s..40s", wording.Clip(s.down))
+			return nil, fmt.Errorf("--down is %q; write when the store fails and when it returns, as in 20s..40s", wording.Clip(s.down))
 		}
 	}
 	chosen, err := chooseAlgorithms(s.algorithms, own)
 	if err != nil {
-		return nil, o, err
+		return nil, err
 	}
 	for _, a := range chosen {
 		l := limit
@@ -153,40 +149,41 @@ func (s *simulateCommand) read(rate string, own []*algorithm.Algorithm) (plans [
 		}
 		plan, err := l.With(a).Compile()
 		if err != nil {
-			return nil, o, err
+			return nil, err
 		}
 		plans = append(plans, plan)
 	}
-	return plans, o, nil
+	return plans, nil
 }
 
-func (s *simulateCommand) readRegions() (o simulate.Regions, err error) {
-	o = simulate.Regions{Count: s.regions, Delay: s.delay}
-	hasOthers := s.across != "" || s.delay != 0 || len(s.cuts) > 0
+func (s *simulateCommand) readRegions() error {
+	o := &s.options.Regions
+	hasOthers := s.across != "" || o.Delay != 0 || len(s.cuts) > 0
 	switch {
-	case s.regions < 1 || s.regions > regions.MaxRegions:
-		return o, fmt.Errorf("--regions is %d; write 1 to %d", s.regions, regions.MaxRegions)
-	case s.regions == 1 && hasOthers:
-		return o, errors.New("--across, --delay and --cut are about several regions; add --regions 2 or more")
-	case s.regions > 1 && (s.instances > 1 || s.lease > 0 || s.down != ""):
-		return o, errors.New("--instances, --lease and --down are about one region; remove them, or --regions")
+	case o.Count < 1 || o.Count > regions.MaxRegions:
+		return fmt.Errorf("--regions is %d; write 1 to %d", o.Count, regions.MaxRegions)
+	case o.Count == 1 && hasOthers:
+		return errors.New("--across, --delay and --cut are about several regions; add --regions 2 or more")
+	case o.Count > 1 && (s.options.Instances > 1 || s.options.Lease > 0 || s.down != ""):
+		return errors.New("--instances, --lease and --down are about one region; remove them, or --regions")
 	case s.across != "" && s.across != "exchange":
-		return o, fmt.Errorf("--across is %q; write exchange, or remove it, so that each region is on its own", wording.Clip(s.across))
-	case s.delay < 0 || s.delay > maxDelay:
-		return o, fmt.Errorf("--delay is %s; write 0 to %s", wording.Period(s.delay), wording.Period(maxDelay))
+		return fmt.Errorf("--across is %q; write exchange, or remove it, so that each region is on its own", wording.Clip(s.across))
+	case o.Delay < 0 || o.Delay > maxDelay:
+		return fmt.Errorf("--delay is %s; write 0 to %s", wording.Period(o.Delay), wording.Period(maxDelay))
 	}
 	for _, text := range s.cuts {
 		number, interval, _ := strings.Cut(text, "@")
-		cut := simulate.Cut{}
-		if cut.Region, err = strconv.Atoi(number); err == nil {
+		n, err := strconv.Atoi(number)
+		cut := simulate.Cut{Region: n}
+		if err == nil {
 			cut.From, cut.To, err = readInterval(interval)
 		}
-		if err != nil || cut.Region < 1 || cut.Region > s.regions {
-			return o, fmt.Errorf("--cut is %q; write the number of a region, and when it is cut off, as in 2@10s..40s", wording.Clip(text))
+		if err != nil || n < 1 || n > o.Count {
+			return fmt.Errorf("--cut is %q; write the number of a region, and when it is cut off, as in 2@10s..40s", wording.Clip(text))
 		}
 		o.Cuts = append(o.Cuts, cut)
 	}
-	return o, nil
+	return nil
 }
 
 // maxDelay is the longest delay of a message. With a longer one, regions would never be in contact.
@@ -226,8 +223,9 @@ func chooseAlgorithms(titles []string, own []*algorithm.Algorithm) (chosen []*al
 	return chosen, nil
 }
 
-func (s *simulateCommand) simulate(ctx context.Context, plan *penstock.Plan, o simulate.Options) (*simulate.Simulation, error) {
-	arrivals, err := simulate.Parse(s.arrivals, plan, s.regions)
+func (s *simulateCommand) simulate(ctx context.Context, plan *penstock.Plan) (*simulate.Simulation, error) {
+	o := s.options
+	arrivals, err := simulate.Parse(s.arrivals, plan, o.Regions.Count)
 	if err != nil {
 		return nil, withStatus(exitUsage, err)
 	}
@@ -244,7 +242,7 @@ func (s *simulateCommand) simulate(ctx context.Context, plan *penstock.Plan, o s
 		notes = append(notes, fmt.Sprintf("%s has no burst, so burst %d is left out", one.Algorithm, s.burst))
 	}
 	switch {
-	case s.lease == 0 || isLeased:
+	case o.Lease == 0 || isLeased:
 	case plan.Algorithm().Decay() == algorithm.DecayUnknown:
 		notes = append(notes, one.Algorithm+" cannot have a lease, so the store decides each request")
 	default:
@@ -268,8 +266,8 @@ func (s *simulateCommand) simulate(ctx context.Context, plan *penstock.Plan, o s
 		return nil, withStatus(exitUsage, err)
 	}
 	one.Result, one.Timeline = *result, timeline.Rows()
-	if s.regions > 1 {
-		one.Regions, one.Across = s.regions, s.across
+	if o.Regions.Count > 1 {
+		one.Regions, one.Across = o.Regions.Count, s.across
 		one.Bounds = append(one.Bounds, s.regionBound(one))
 	}
 	return one, nil
@@ -277,12 +275,12 @@ func (s *simulateCommand) simulate(ctx context.Context, plan *penstock.Plan, o s
 
 // regionBound says how much the regions admit together.
 func (s *simulateCommand) regionBound(one *simulate.Simulation) string {
-	if s.across == "" {
-		return fmt.Sprintf("each of %d regions is on its own: together %d in any %s", s.regions, one.Bound, wording.Period(one.Period))
+	if one.Across == "" {
+		return fmt.Sprintf("each of %d regions is on its own: together %d in any %s", one.Regions, one.Bound, wording.Period(one.Period))
 	}
-	usual, most := regions.Options{}.Lag(s.delay)
+	usual, most := regions.Options{}.Lag(s.options.Regions.Delay)
 	return fmt.Sprintf("%d regions together, at this demand: %d in any %s; a region knows of the others within %s, or %s when links fail",
-		s.regions, one.Bound, wording.Period(one.Period), wording.Period(usual), wording.Period(most))
+		one.Regions, one.Bound, wording.Period(one.Period), wording.Period(usual), wording.Period(most))
 }
 
 func printSimulations(out io.Writer, all []simulate.Simulation) error {

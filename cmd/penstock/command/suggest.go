@@ -50,10 +50,10 @@ func newSuggest() *cobra.Command {
 	f.StringArrayVar(&s.paths, "path", nil, "count only requests of this path, as in a rule: '/search/**'; repeat it for more")
 	f.StringArrayVar(&s.methods, "method", nil, "count only requests with this method, such as POST; repeat it for more")
 	f.StringVar(&s.budget, "budget", "1%", "share of the clients that the limit may ever deny")
-	f.StringVar(&s.algorithm, "algorithm", suggest.Algorithms()[0], "what to suggest: "+wording.List(suggest.Algorithms(), "or"))
+	f.StringVar(&s.options.Algorithm, "algorithm", suggest.Algorithms()[0], "what to suggest: "+wording.List(suggest.Algorithms(), "or"))
 	f.StringVar(&s.window, "window", "1m", "length of the window of fixed-window and sliding-log")
-	f.Float64Var(&s.headroom, "headroom", 1.5, "multiplies what was measured, because traffic grows")
-	f.BoolVar(&s.keepsOutliers, "keep-outliers", false, "count the outliers too: the few clients that send far more than the busiest other client")
+	f.Float64Var(&s.options.Headroom, "headroom", 1.5, "multiplies what was measured, because traffic grows")
+	f.BoolVar(&s.options.KeepsOutliers, "keep-outliers", false, "count the outliers too: the few clients that send far more than the busiest other client")
 	s.addFlags(c)
 	return c
 }
@@ -62,20 +62,18 @@ const maxWindow = 31 * 24 * time.Hour
 
 type suggestCommand struct {
 	logCommand
-	per, budget, algorithm, window string
-	headroom                       float64
-	keepsOutliers                  bool
-	proxies, paths, methods        []string
+	options                 suggest.Options
+	per, budget, window     string
+	proxies, paths, methods []string
 }
 
 func (s *suggestCommand) run(c *cobra.Command, logs []string) error {
-	o, err := s.read()
-	if err != nil {
+	if err := s.read(); err != nil {
 		return withStatus(exitUsage, err)
 	}
 	return s.logCommand.run(c, logs, func(log *accesslog.Reader) (logReport, error) {
-		o.Log = log
-		report, err := suggest.Run(c.Context(), o)
+		s.options.Log = log
+		report, err := suggest.Run(c.Context(), s.options)
 		if errors.Is(err, suggest.ErrNoDurations) {
 			err = withStatus(exitInvalid, err)
 		}
@@ -83,8 +81,9 @@ func (s *suggestCommand) run(c *cobra.Command, logs []string) error {
 	})
 }
 
-func (s *suggestCommand) read() (o suggest.Options, err error) {
-	o = suggest.Options{Algorithm: s.algorithm, Headroom: s.headroom, KeepsOutliers: s.keepsOutliers, ShowsIdentities: s.showsIdentities()}
+func (s *suggestCommand) read() (err error) {
+	o := &s.options
+	o.ShowsIdentities = s.showsIdentities()
 	isBudget := false
 	if percent, ok := strings.CutSuffix(strings.TrimSpace(s.budget), "%"); ok {
 		o.Budget, err = strconv.ParseFloat(strings.TrimSpace(percent), 64)
@@ -93,27 +92,27 @@ func (s *suggestCommand) read() (o suggest.Options, err error) {
 	}
 	limit, periodErr := penstock.ParseRate("1/" + s.window) // it knows days too
 	o.Window = limit.Period
-	isHeadroom := s.headroom >= 1 && s.headroom <= 100
+	isHeadroom := o.Headroom >= 1 && o.Headroom <= 100
 	switch {
 	case !isBudget:
-		return o, fmt.Errorf("--budget is %q; write a percentage from 0%% to 50%%", wording.Clip(s.budget))
+		return fmt.Errorf("--budget is %q; write a percentage from 0%% to 50%%", wording.Clip(s.budget))
 	case !isHeadroom:
-		return o, fmt.Errorf("--headroom is %g; write 1 to 100", s.headroom)
-	case !slices.Contains(suggest.Algorithms(), s.algorithm):
-		return o, fmt.Errorf("--algorithm is %q; %s", wording.Clip(s.algorithm), wording.Suggest(s.algorithm, suggest.Algorithms()))
+		return fmt.Errorf("--headroom is %g; write 1 to 100", o.Headroom)
+	case !slices.Contains(suggest.Algorithms(), o.Algorithm):
+		return fmt.Errorf("--algorithm is %q; %s", wording.Clip(o.Algorithm), wording.Suggest(o.Algorithm, suggest.Algorithms()))
 	case periodErr != nil || o.Window < time.Millisecond || o.Window > maxWindow:
-		return o, fmt.Errorf("--window is %q; write 1ms to 31d, as in 10m or 7d", wording.Clip(s.window))
+		return fmt.Errorf("--window is %q; write 1ms to 31d, as in 10m or 7d", wording.Clip(s.window))
 	}
 	for _, text := range s.proxies {
 		if _, err := clientaddress.ParseNetwork(text); err != nil {
-			return o, fmt.Errorf("--trusted-proxies: %w", err)
+			return fmt.Errorf("--trusted-proxies: %w", err)
 		}
 	}
 	if o.Identity, err = identityOf(s.per, clientaddress.New(s.proxies, forwardedFor)); err != nil {
-		return o, err
+		return err
 	}
 	o.IsIncluded, err = includes(s.paths, s.methods)
-	return o, err
+	return err
 }
 
 // forwardedFor is the header in which trusted proxies name the client.

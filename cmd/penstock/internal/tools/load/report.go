@@ -1,7 +1,6 @@
 package load
 
 import (
-	"cmp"
 	"fmt"
 	"net/http"
 	"runtime"
@@ -29,24 +28,16 @@ type sample struct {
 // A tally counts samples. Its memory does not grow with their number.
 type tally struct {
 	allowedStatuses []int
-	mu              sync.Mutex
-	total           Counts
-	statuses        map[int]int64
-	failures        map[Failure]int64
-	firstErr        error
-	lastSent        time.Duration
-	queued          int64
-	unsent          atomic.Int64
 	hasStream       bool
-	judge           judge
+	unsent          atomic.Int64
+
+	mu       sync.Mutex
+	result   Report // the counts until now
+	lastSent time.Duration
+	judge    judge
 
 	allowed, service, denied, late *hdrhistogram.Histogram
-	targets                        []targetTally
-}
-
-type targetTally struct {
-	Counts
-	allowed *hdrhistogram.Histogram
+	targets                        []*hdrhistogram.Histogram // those of Target.Latency
 }
 
 // maxLatency is the longest latency that is recorded exactly. A histogram takes 0.2 MB.
@@ -61,10 +52,10 @@ func record(h *hdrhistogram.Histogram, d time.Duration) {
 }
 
 func newTally(targets int, limit *penstock.Plan) *tally {
-	t := &tally{statuses: make(map[int]int64), failures: make(map[Failure]int64), judge: newJudge(limit),
-		allowed: newHistogram(), service: newHistogram(), denied: newHistogram(), late: newHistogram()}
+	t := &tally{judge: newJudge(limit), allowed: newHistogram(), service: newHistogram(), denied: newHistogram(), late: newHistogram()}
+	t.result = Report{Statuses: make(map[int]int64), Failures: make(map[Failure]int64), Targets: make([]Target, targets)}
 	for range targets {
-		t.targets = append(t.targets, targetTally{allowed: newHistogram()})
+		t.targets = append(t.targets, newHistogram())
 	}
 	return t
 }
@@ -95,39 +86,36 @@ func (c *Counts) add(a *Answer, isAllowed bool) {
 func (t *tally) add(s *sample) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	target := &t.targets[s.target]
+	r := &t.result
 	isAllowed := s.answer.Status < 400 || slices.Contains(t.allowedStatuses, s.answer.Status)
-	t.total.add(&s.answer, isAllowed)
-	target.add(&s.answer, isAllowed)
+	r.Counts.add(&s.answer, isAllowed)
+	r.Targets[s.target].add(&s.answer, isAllowed)
 	t.lastSent = max(t.lastSent, s.sent)
 	if s.isQueued {
-		t.queued++
+		r.Queued++
 	} else {
 		record(t.late, s.sent-s.due)
 	}
-	switch a := &s.answer; {
-	case a.Status == 0:
-		t.failures[a.Failure]++
-		t.firstErr = cmp.Or(t.firstErr, a.Error)
-		if a.Failure == Timeout { // the answer would have taken longer, so it counts
-			t.addAllowed(target, s)
+	a := &s.answer
+	if a.Status == 0 {
+		r.Failures[a.Failure]++
+		if r.Error == "" && a.Error != nil {
+			r.Error = a.Error.Error()
 		}
+	} else {
+		r.Statuses[a.Status]++
+	}
+	switch {
 	case a.Status == http.StatusTooManyRequests:
 		record(t.denied, s.received-s.planned)
-		t.statuses[a.Status]++
-	default:
-		t.addAllowed(target, s)
-		t.statuses[a.Status]++
-		if isAllowed {
-			t.judge.admit(s)
-		}
+	case a.Status > 0 || a.Failure == Timeout: // a timeout counts, because the answer would have taken longer
+		record(t.allowed, s.received-s.planned)
+		record(t.targets[s.target], s.received-s.planned)
+		record(t.service, s.received-s.sent)
 	}
-}
-
-func (t *tally) addAllowed(target *targetTally, s *sample) {
-	record(t.allowed, s.received-s.planned)
-	record(target.allowed, s.received-s.planned)
-	record(t.service, s.received-s.sent)
+	if a.Status > 0 && isAllowed {
+		t.judge.admit(s)
+	}
 }
 
 // A Latency has quantiles, in milliseconds.
@@ -205,16 +193,14 @@ const (
 func (t *tally) report(took, busy time.Duration, isInterrupted bool) *Report {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	r := &Report{IsInterrupted: isInterrupted, Seconds: took.Seconds(), Counts: t.total, Statuses: t.statuses, Failures: t.failures, Queued: t.queued, Unsent: t.unsent.Load(),
-		Latency: latencyOf(t.allowed), Service: latencyOf(t.service), Denials: latencyOf(t.denied), Limit: t.judge.report()}
-	if t.firstErr != nil {
-		r.Error = t.firstErr.Error()
-	}
+	r := &t.result
+	r.IsInterrupted, r.Seconds, r.Unsent = isInterrupted, took.Seconds(), t.unsent.Load()
+	r.Latency, r.Service, r.Denials, r.Limit = latencyOf(t.allowed), latencyOf(t.service), latencyOf(t.denied), t.judge.report()
 	if t.lastSent > 0 {
-		r.Rate = float64(t.total.Sent-1) / t.lastSent.Seconds() // the first request was sent at 0
+		r.Rate = float64(r.Sent-1) / t.lastSent.Seconds() // the first request was sent at 0
 	}
-	for i := range t.targets {
-		r.Targets = append(r.Targets, Target{Counts: t.targets[i].Counts, Latency: latencyOf(t.targets[i].allowed)})
+	for i, h := range t.targets {
+		r.Targets[i].Latency = latencyOf(h)
 	}
 	c := &r.Client
 	c.Of, c.Late = runtime.GOMAXPROCS(0), latencyOf(t.late)
@@ -229,7 +215,7 @@ func (t *tally) report(took, busy time.Duration, isInterrupted bool) *Report {
 		c.Reasons = append(c.Reasons, fmt.Sprintf("this process used %.2f of %d processors", c.Cores, c.Of))
 	}
 	for _, f := range []Failure{NoFiles, NoPorts} {
-		if n := t.failures[f]; n > 0 {
+		if n := r.Failures[f]; n > 0 {
 			c.Reasons = append(c.Reasons, fmt.Sprintf("%d requests could not be sent: %s", n, f))
 		}
 	}

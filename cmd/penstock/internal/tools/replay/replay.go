@@ -176,20 +176,16 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		r.add(e)
 	}
 	r.decideSpread()
-	return r.report(), nil
+	return r.finish(), nil
 }
 
 // A replayer runs one replay.
 type replayer struct {
-	options   Options
-	tallies   []*tally        // of the policy, and of the old one
-	denied429 int64           // requests to which the service answered 429, by the log
-	noAddress int64           // requests without an address
-	headers   map[string]bool // the names of the headers that requests had
-	rejected  int64           // entries whose target is no path
-	onlyOld   int64           // requests that only the old policy denied
-	onlyNew   int64           // requests that only the policy denied, and not the old one
-
+	options     Options
+	report      Report
+	tallies     []*tally        // of the policy, and of the old one
+	headers     map[string]bool // the names of the headers that requests had
+	rejected    int64           // entries whose target is no path
 	differences map[identityKey]*Difference
 
 	// If the log has whole seconds only, spreadDecider decides all requests again. Then the requests
@@ -213,31 +209,18 @@ func (r *replayer) add(e *accesslog.Entry) {
 		r.headers[h.Name] = true
 	}
 	if e.Status == http.StatusTooManyRequests {
-		r.denied429++
+		r.report.Denied429++
 	}
 	if newRequest(e) == nil {
 		r.rejected++
 		return
 	}
 	if !e.Address.IsValid() {
-		r.noAddress++
+		r.report.WithoutAddress++
 	}
-	var seen [2]decision
-	for i, t := range r.tallies {
-		seen[i] = t.first(e)
-	}
-	switch isOld := isDenial(seen[1].outcome); {
-	case len(r.tallies) < 2 || isDenial(seen[0].outcome) == isOld:
-	case isOld:
-		r.onlyOld++
-		if d := r.difference(seen[1]); d != nil {
-			d.OnlyOld++
-		}
-	default:
-		r.onlyNew++
-		if d := r.difference(seen[0]); d != nil {
-			d.OnlyNew++
-		}
+	seen := r.tallies[0].first(e)
+	if len(r.tallies) > 1 {
+		r.compare(seen, r.tallies[1].first(e))
 	}
 	if len(r.sameSecond) > 0 && !r.sameSecond[0].Time.Equal(e.Time) {
 		r.decideSpread()
@@ -247,13 +230,33 @@ func (r *replayer) add(e *accesslog.Entry) {
 	}
 }
 
-// difference returns the count of an identity; nil if there are too many.
-func (r *replayer) difference(d decision) *Difference {
-	k := identityKey{d.rule, d.key}
-	if r.differences[k] == nil && len(r.differences) < maxIdentities {
-		r.differences[k] = &Difference{Rule: k.rule, Key: k.key}
+// compare counts a request that only one of the policies denied.
+func (r *replayer) compare(policy, old decision) {
+	of := func(d decision) *Difference {
+		return counted(r.differences, identityKey{d.rule, d.key}, Difference{Rule: d.rule, Key: d.key})
 	}
-	return r.differences[k]
+	switch isOld := isDenial(old.outcome); {
+	case isDenial(policy.outcome) == isOld:
+	case isOld:
+		r.report.OnlyOld++
+		of(old).OnlyOld++
+	default:
+		r.report.OnlyNew++
+		of(policy).OnlyNew++
+	}
+}
+
+// counted returns the counts of a key. If there are too many keys, it returns counts that are
+// dropped.
+func counted[K comparable, V any](all map[K]*V, key K, zero V) *V {
+	if count := all[key]; count != nil {
+		return count
+	}
+	count := zero
+	if len(all) < maxIdentities {
+		all[key] = &count
+	}
+	return &count
 }
 
 // isCoarse reports whether spreadDecider decides the requests too: all times of the log are whole
@@ -297,8 +300,9 @@ func isDenial(o admission.Outcome) bool {
 	return o == admission.Denied || o == admission.DeniedNewIdentity
 }
 
-func (r *replayer) report() *Report {
-	report := &Report{Log: r.options.Log.Stats(), Denied429: r.denied429, OnlyOld: r.onlyOld, OnlyNew: r.onlyNew, NeedsHeaders: []Need{}, Undecided: []Need{}, WithoutAddress: r.noAddress}
+func (r *replayer) finish() *Report {
+	report := &r.report
+	report.Log, report.NeedsHeaders, report.Undecided = r.options.Log.Stats(), []Need{}, []Need{}
 	report.Log.Rejected += r.rejected
 	report.Log.Requests -= r.rejected
 	report.Policy = r.tallies[0].finish(r.options.ShowsIdentities)
@@ -333,8 +337,7 @@ func (r *replayer) report() *Report {
 }
 
 // listDifferences returns the identities with the most requests that only one policy denied.
-func (r *replayer) listDifferences() []Difference {
-	all := make([]Difference, 0, len(r.differences))
+func (r *replayer) listDifferences() (all []Difference) {
 	for _, d := range r.differences {
 		all = append(all, *d)
 	}
@@ -437,17 +440,14 @@ func (t *tally) count(seen *observation) {
 		rule.deny(now)
 	}
 	k := identityKey{seen.rule, seen.key}
-	id := t.byKey[k]
-	if id == nil {
-		if len(t.byKey) >= maxIdentities {
-			t.result.Merged++
-			return
-		}
-		id = &Identity{Rule: k.rule, Key: k.key}
-		t.byKey[k] = id
+	id := counted(t.byKey, k, Identity{Rule: k.rule, Key: k.key})
+	if t.byKey[k] != id {
+		t.result.Merged++
+		return
+	}
+	if id.Requests++; id.Requests == 1 {
 		rule.Identities++
 	}
-	id.Requests++
 	if !isDenied {
 		id.since = time.Time{}
 		return
@@ -464,11 +464,7 @@ func (t *tally) count(seen *observation) {
 
 func (t *tally) countLimit(d *decision) {
 	k := limitKey{d.rule, d.limit}
-	l := t.byLimit[k]
-	if l == nil {
-		l = &Limit{Rule: d.rule, Limit: d.limit}
-		t.byLimit[k] = l
-	}
+	l := counted(t.byLimit, k, Limit{Rule: d.rule, Limit: d.limit})
 	l.Requests++
 	if !isDenial(d.outcome) && d.outcome != admission.ShadowDenied {
 		return
@@ -480,14 +476,7 @@ func (t *tally) countLimit(d *decision) {
 	}
 }
 
-func (t *tally) rule(name string) *Rule {
-	r := t.byRule[name]
-	if r == nil {
-		r = &Rule{Name: name}
-		t.byRule[name] = r
-	}
-	return r
-}
+func (t *tally) rule(name string) *Rule { return counted(t.byRule, name, Rule{Name: name}) }
 
 func (r *Rule) deny(now time.Time) {
 	if r.Denied++; r.Denied == 1 {
