@@ -15,9 +15,8 @@ type Row struct {
 
 // A Timeline collects decisions into at most 40 rows. Its zero value is empty.
 type Timeline struct {
-	moments []Row         // one for each time, while these are few. nil later
-	fine    []Row         // one for each unit that has decisions
-	unit    time.Duration // a power of ten, in microseconds
+	fine []Row         // one for each unit that has decisions
+	unit time.Duration // a power of ten, in microseconds
 }
 
 const (
@@ -33,14 +32,7 @@ func (t *Timeline) Add(d Decision) {
 	} else {
 		row.Denied, row.RetryAfter = 1, d.RetryAfter
 	}
-	if t.unit == 0 {
-		t.unit = time.Microsecond
-	}
-	if len(t.fine) == 0 || len(t.moments) > 0 {
-		if t.moments = merge(t.moments, row); len(t.moments) > maxRows {
-			t.moments = nil
-		}
-	}
+	t.unit = max(t.unit, time.Microsecond)
 	t.fine = merge(t.fine, row.within(t.unit))
 	for len(t.fine) > maxFine {
 		t.unit *= 10
@@ -50,8 +42,8 @@ func (t *Timeline) Add(d Decision) {
 
 // Rows returns the rows: one for each moment, or else intervals of equal length.
 func (t *Timeline) Rows() []Row {
-	if len(t.moments) > 0 {
-		return t.moments
+	if t.unit == time.Microsecond && len(t.fine) <= maxRows {
+		return coarser(t.fine, 0)
 	}
 	for unit := t.unit; ; unit *= 10 {
 		for _, n := range []time.Duration{1, 2, 5} {
@@ -62,9 +54,10 @@ func (t *Timeline) Rows() []Row {
 	}
 }
 
-// within returns the row as one of the whole interval of this length around it.
+// within returns the row as one of the whole interval of this length around it. A moment has the
+// length 0.
 func (r Row) within(length time.Duration) Row {
-	r.From = r.From / Seconds(length) * Seconds(length)
+	r.From -= r.From % Seconds(max(length, 1))
 	r.To = r.From + Seconds(length)
 	return r
 }

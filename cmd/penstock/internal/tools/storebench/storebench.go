@@ -17,6 +17,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/cmd/penstock/internal/console/redisops"
+	"github.com/penstock/penstock/internal/batches"
 	"github.com/penstock/penstock/redisstore"
 )
 
@@ -34,7 +35,6 @@ const (
 	keys         = 1000
 	callTimeout  = 3 * time.Second
 	cleanTimeout = 10 * time.Second
-	cleaners     = 64 // keys that are deleted at the same time
 )
 
 // probe is the limit of all decisions. It never denies, and its state expires after some seconds.
@@ -202,7 +202,7 @@ func run(ctx context.Context, store *redisstore.Store, callers int, length time.
 					break
 				}
 				begin := time.Now()
-				if err := decide(ctx, store, n, penstock.Spend); err != nil {
+				if err := decide(ctx, store, n); err != nil {
 					cancel(err)
 					break
 				}
@@ -220,30 +220,30 @@ func run(ctx context.Context, store *redisstore.Store, callers int, length time.
 	return all, context.Cause(ctx)
 }
 
-func decide(ctx context.Context, store *redisstore.Store, n int64, mode penstock.Mode) error {
+// charge is a charge of the nth decision.
+func charge(n int64, mode penstock.Mode) []penstock.Charge {
+	return []penstock.Charge{{Key: fmt.Sprintf("bench-%d", n%keys), Plan: probe, Cost: 1, Mode: mode}}
+}
+
+func decide(ctx context.Context, store *redisstore.Store, n int64) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	_, err := store.Decide(ctx, []penstock.Charge{{Key: fmt.Sprintf("bench-%d", n%keys), Plan: probe, Cost: 1, Mode: mode}})
+	_, err := store.Decide(ctx, charge(n, penstock.Spend))
 	return err
 }
 
+// clean deletes all keys.
 func clean(ctx context.Context, store *redisstore.Store) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
 	defer cancel()
-	var next atomic.Int64
-	failed := make([]error, cleaners)
-	var working sync.WaitGroup
-	for i := range cleaners {
-		working.Go(func() {
-			for n := next.Add(1) - 1; n < keys && failed[i] == nil; n = next.Add(1) - 1 {
-				failed[i] = decide(ctx, store, n, penstock.Reset)
-			}
-		})
+	var resets []*batches.Batch
+	for n := range int64(keys) {
+		resets = append(resets, &batches.Batch{Charges: charge(n, penstock.Reset)})
 	}
-	working.Wait()
-	for _, err := range failed {
-		if err != nil {
-			return err // one says enough
+	batches.Of(store)(ctx, resets)
+	for _, b := range resets {
+		if b.Err != nil {
+			return b.Err // one says enough
 		}
 	}
 	return nil
