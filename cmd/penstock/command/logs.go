@@ -57,9 +57,9 @@ func (l *logCommand) run(c *cobra.Command, files []string, find func(*accesslog.
 		return withStatus(exitInvalid, fmt.Errorf("cannot read the log: %w", err))
 	}
 	defer log.Close()
-	stop := showProgress(c.ErrOrStderr(), log)
+	clear := showProgress(c.ErrOrStderr(), log)
 	report, err := find(log)
-	stop()
+	clear()
 	if err != nil {
 		return err
 	}
@@ -69,43 +69,34 @@ func (l *logCommand) run(c *cobra.Command, files []string, find func(*accesslog.
 	return l.write(c.OutOrStdout(), report, report.page, report.print)
 }
 
-// showProgress shows how much of a log is read, if stderr is a terminal. The caller must call stop
+// showProgress shows how much of a log is read, if stderr is a terminal. The caller must call clear
 // before it prints.
-func showProgress(stderr io.Writer, log *accesslog.Reader) (stop func()) {
+func showProgress(stderr io.Writer, log *accesslog.Reader) (clear func()) {
 	file, isFile := stderr.(*os.File)
 	if !isFile || !term.IsTerminal(int(file.Fd())) {
 		return func() {}
 	}
-	return followProgress(file, log.Progress)
+	log.OnRead, clear = progressTo(file)
+	return clear
 }
 
-// followProgress writes a line about the progress every half second until stop, which clears it.
-func followProgress(to io.Writer, progress func() (read, total int64)) (stop func()) {
-	const clear = "\r\x1b[K"
-	stopping, stopped := make(chan struct{}), make(chan struct{}) // closed by stop, and when the goroutine has ended
-	go func() {
-		defer close(stopped)
-		tick := time.NewTicker(500 * time.Millisecond)
-		defer tick.Stop()
-		for {
-			select {
-			case <-stopping:
-				fmt.Fprint(to, clear)
-				return
-			case <-tick.C:
-			}
-			read, total := progress()
-			fmt.Fprintf(to, clear+"%.1f MB", float64(read)/1e6)
-			if total > 0 {
-				fmt.Fprintf(to, " of %.1f MB (%d %%)", float64(total)/1e6, min(read*100/total, 100))
-			}
-			fmt.Fprint(to, " read")
+// progressTo returns a function that writes a line about the progress at most every half second, and
+// one that clears the line.
+func progressTo(to io.Writer) (show func(read, total int64), clear func()) {
+	const clearLine = "\r\x1b[K"
+	last := time.Now()
+	show = func(read, total int64) {
+		if time.Since(last) < 500*time.Millisecond {
+			return
 		}
-	}()
-	return func() {
-		close(stopping)
-		<-stopped
+		last = time.Now()
+		of := ""
+		if total > 0 {
+			of = fmt.Sprintf(" of %.1f MB (%d %%)", float64(total)/1e6, min(read*100/total, 100))
+		}
+		fmt.Fprintf(to, clearLine+"%.1f MB%s read", float64(read)/1e6, of)
 	}
+	return show, func() { fmt.Fprint(to, clearLine) }
 }
 
 // maxLateShare is the part of the requests that may be late. More would distort the result.

@@ -15,9 +15,12 @@ func TestProgressIsShownAndCleared(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			var out bytes.Buffer
-			stop := followProgress(&out, func() (int64, int64) { return 12_300_000, total })
-			time.Sleep(1200 * time.Millisecond)
-			stop()
+			show, clear := progressTo(&out)
+			for range 12 {
+				time.Sleep(100 * time.Millisecond)
+				show(12_300_000, total)
+			}
+			clear()
 			if out.String() != want {
 				t.Errorf("the terminal got %q; want %q", &out, want)
 			}

@@ -13,7 +13,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/klauspost/compress/zstd"
@@ -65,6 +64,10 @@ type Example struct {
 
 // A Reader reads one or several logs as one. It returns the requests in the order of their times.
 type Reader struct {
+	// OnRead is called after each read, with how many bytes of the files are read and how many they
+	// have: 0 if that is not known. Default: none.
+	OnRead func(read, total int64)
+
 	opened  []*source
 	sources *priority.Queue[*source] // those that have a next request, which is the earliest for the first
 	waiting *priority.Queue[*Entry]
@@ -72,8 +75,8 @@ type Reader struct {
 	newest  time.Time
 	last    time.Time
 	stats   Stats
-	read    atomic.Int64 // bytes of the files
-	total   int64        // their size; 0 if it is not known
+	read    int64 // bytes of the files
+	total   int64 // their size; 0 if it is not known
 }
 
 // Open opens the files. "-" is standard input. A nil format means that the format of each file is
@@ -92,7 +95,7 @@ func Open(names []string, stdin io.Reader, format *Format) (*Reader, error) {
 		if isKnown = isKnown && err == nil && info.Mode().IsRegular(); isKnown {
 			r.total += info.Size()
 		}
-		s, err := openSource(name, stdin, format, &r.read)
+		s, err := r.openSource(name, stdin, format)
 		if err != nil {
 			return nil, errors.Join(err, r.Close())
 		}
@@ -112,19 +115,18 @@ func Open(names []string, stdin io.Reader, format *Format) (*Reader, error) {
 	return r, nil
 }
 
-// Progress returns how many bytes of the files are read, and how many they have: 0 if that is not
-// known. Other goroutines may call it while Next runs.
-func (r *Reader) Progress() (read, total int64) { return r.read.Load(), r.total }
-
-// A countingReader counts what it reads.
+// A countingReader counts what it reads for a Reader.
 type countingReader struct {
 	io.Reader
-	count *atomic.Int64
+	of *Reader
 }
 
 func (c countingReader) Read(p []byte) (n int, err error) {
 	n, err = c.Reader.Read(p)
-	c.count.Add(int64(n))
+	c.of.read += int64(n)
+	if c.of.OnRead != nil {
+		c.of.OnRead(c.of.read, c.of.total)
+	}
 	return n, err
 }
 
@@ -200,7 +202,7 @@ type source struct {
 func (s *source) isBefore(other *source) bool { return s.next.Time.Before(other.next.Time) }
 
 // openSource opens a file and detects its format. The first lines are kept in the buffer.
-func openSource(name string, stdin io.Reader, format *Format, read *atomic.Int64) (*source, error) {
+func (r *Reader) openSource(name string, stdin io.Reader, format *Format) (*source, error) {
 	s := &source{name: name, format: format, close: func() error { return nil }}
 	input := stdin
 	if name != "-" {
@@ -210,7 +212,7 @@ func openSource(name string, stdin io.Reader, format *Format, read *atomic.Int64
 		}
 		s.close, input = f.Close, f
 	}
-	buffered := bufio.NewReaderSize(countingReader{input, read}, 64<<10)
+	buffered := bufio.NewReaderSize(countingReader{input, r}, 64<<10)
 	text, err := decompress(buffered)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("%s: %w", name, err), s.close())
