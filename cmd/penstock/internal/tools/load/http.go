@@ -12,7 +12,6 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -31,9 +30,6 @@ type HTTP struct {
 	Sources []netip.Addr  // of the connections; clients take turns. Default: the system chooses
 
 	transports []*http.Transport // one for each source
-
-	mu       sync.Mutex
-	policies map[string][]Policy // by the text of RateLimit-Policy
 }
 
 // An HTTPTarget is where requests go.
@@ -129,7 +125,6 @@ func (h *HTTP) UsesAddresses() bool {
 
 // Open prepares to send. maxInFlight is how many requests are in flight at most.
 func (h *HTTP) Open(maxInFlight int) {
-	h.policies = make(map[string][]Policy)
 	sources := h.Sources
 	if len(sources) == 0 {
 		sources = []netip.Addr{{}}
@@ -178,31 +173,12 @@ func (h *HTTP) Send(ctx context.Context, target int, client int64) Answer {
 	if err != nil {
 		return Answer{Failure: failureOf(err), Error: err}
 	}
-	answer := Answer{Status: response.StatusCode, Policies: h.policiesOf(response.Header.Values("RateLimit-Policy"))}
+	answer := Answer{Status: response.StatusCode, Policies: strings.Join(response.Header.Values("RateLimit-Policy"), ",")}
 	if response.StatusCode == http.StatusTooManyRequests {
 		seconds, _ := strconv.Atoi(response.Header.Get("Retry-After"))
 		answer.RetryAfter = time.Duration(min(max(seconds, 0), int(maxLatency.Seconds()))) * time.Second
 	}
 	return answer
-}
-
-// policiesOf reads fields that are nearly always the same, so it keeps some results.
-func (h *HTTP) policiesOf(lines []string) []Policy {
-	const maxKnown = 100
-	if len(lines) == 0 {
-		return nil
-	}
-	text := strings.Join(lines, ",")
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	known, ok := h.policies[text]
-	if !ok {
-		known = parsePolicies(lines)
-		if len(h.policies) < maxKnown {
-			h.policies[text] = known
-		}
-	}
-	return known
 }
 
 func failureOf(err error) Failure {

@@ -9,10 +9,10 @@ import (
 	"github.com/penstock/penstock"
 )
 
-// A Policy is a limit that an answer states in RateLimit-Policy.
-type Policy struct {
-	Name  string
-	Bound Bound
+// A policy is a limit that an answer states in RateLimit-Policy.
+type policy struct {
+	name  string
+	bound Bound
 }
 
 // A Bound is the most that a limit admits in any time: Burst, and Rate more per second.
@@ -23,12 +23,12 @@ type Bound struct {
 
 func (b Bound) within(d time.Duration) float64 { return b.Burst + b.Rate*d.Seconds() }
 
-// parsePolicies reads the fields RateLimit-Policy of the current draft: "name";q=20;w=2. The field
+// parsePolicies reads the field RateLimit-Policy of the current draft: "name";q=20;w=2. The field
 // does not name the algorithm, and the w of a bucket is rounded up. So its bound is that of a fixed
 // window, or of the fastest bucket: twice q, and q for each w-1 seconds. A policy without such a
 // bound is left out.
-func parsePolicies(lines []string) (all []Policy) {
-	list, err := httpsfv.UnmarshalList(lines)
+func parsePolicies(text string) (all []policy) {
+	list, err := httpsfv.UnmarshalList([]string{text})
 	if err != nil {
 		return nil
 	}
@@ -41,7 +41,7 @@ func parsePolicies(lines []string) (all []Policy) {
 		quota, hasQuota := parameter(item.Params, "q").(int64)
 		window, hasWindow := parameter(item.Params, "w").(int64)
 		if isName && len(name) <= maxName && hasQuota && hasWindow && window > 1 && parameter(item.Params, "qu") == nil && len(all) < maxPolicies {
-			all = append(all, Policy{name, Bound{2 * float64(quota), float64(quota) / float64(window-1)}})
+			all = append(all, policy{name, Bound{2 * float64(quota), float64(quota) / float64(window-1)}})
 		}
 	}
 	return all
@@ -55,6 +55,7 @@ func parameter(p *httpsfv.Params, name string) any {
 
 const (
 	maxPolicies = 16        // of one answer, and of a LimitReport
+	maxTexts    = 100       // with policies that a judge keeps
 	maxName     = 128       // bytes of a policy's name
 	maxStates   = 1_000_000 // of a judge
 )
@@ -64,9 +65,10 @@ const (
 // sent and answered, so the judge counts only requests that were sent and answered within one
 // interval.
 type judge struct {
-	limit  *Bound // given by the user; nil: what the answers state
-	states map[counter]*state
-	missed int64 // admitted requests of further counters
+	limit    *Bound              // given by the user; nil: what the answers state
+	policies map[string][]policy // by the text that states them, which is nearly always the same
+	states   map[counter]*state
+	missed   int64 // admitted requests of further counters
 }
 
 // A counter is what a limit counts separately.
@@ -101,7 +103,7 @@ func (e *Excess) size() float64 { return float64(e.Admitted) - e.Bound }
 const clockMargin = 1.001
 
 func newJudge(limit *penstock.Plan) judge {
-	j := judge{states: make(map[counter]*state)}
+	j := judge{states: make(map[counter]*state), policies: make(map[string][]policy)}
 	if limit != nil {
 		l := limit.Limit()
 		j.limit = &Bound{float64(limit.Capacity()), float64(l.Count) / l.Period.Seconds()}
@@ -115,8 +117,16 @@ func (j *judge) admit(s *sample) {
 		j.count(counter{s.client, s.target, ""}, *j.limit, s)
 		return
 	}
-	for _, p := range s.answer.Policies {
-		j.count(counter{s.client, s.target, p.Name}, p.Bound, s)
+	text := s.answer.Policies
+	policies, isKnown := j.policies[text]
+	if !isKnown {
+		policies = parsePolicies(text)
+		if len(j.policies) < maxTexts {
+			j.policies[text] = policies
+		}
+	}
+	for _, p := range policies {
+		j.count(counter{s.client, s.target, p.name}, p.bound, s)
 	}
 }
 

@@ -34,7 +34,7 @@ type Options struct {
 type Answer struct {
 	Status     int
 	RetryAfter time.Duration
-	Policies   []Policy // that the answer states
+	Policies   string // the field RateLimit-Policy
 	Failure    Failure
 	Error      error
 }

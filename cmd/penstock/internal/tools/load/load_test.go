@@ -272,13 +272,13 @@ func TestPoliciesOfAnswersAreJudged(t *testing.T) {
 		`20;w=2`: "[]", `"a";q=x;w=2`: "[]", `"unclosed`: "[]", ``: "[]", `("a" "b")`: "[]",
 		`"` + strings.Repeat("n", maxName+1) + `";q=1;w=2`: "[]",
 	} {
-		if got := fmt.Sprint(parsePolicies([]string{text})); got != want {
+		if got := fmt.Sprint(parsePolicies(text)); got != want {
 			t.Errorf("the policies of %.80s are %s; want %s", text, got, want)
 		}
 	}
 	j := newJudge(nil)
 	for range 50 {
-		j.admit(&sample{client: 7, answer: Answer{Status: 200, Policies: parsePolicies([]string{`"api.second";q=20;w=2`})}})
+		j.admit(&sample{client: 7, answer: Answer{Status: 200, Policies: `"api.second";q=20;w=2`}})
 	}
 	if v := j.report(); v.Excess != 10 || v.Worst.Client != 7 || v.Worst.Policy != "api.second" {
 		t.Errorf("50 admitted requests at once, where 20 are allowed: the report is %+v; want an excess of 10 beyond twice 20", v)
@@ -318,7 +318,7 @@ func TestRequestsStandForClients(t *testing.T) {
 	defer h.Close()
 	for client := range int64(3) {
 		a := h.Send(t.Context(), 0, client+1)
-		if a.Status != 429 || a.RetryAfter != 7*time.Second || fmt.Sprint(a.Policies) != "[{a {6 3}}]" {
+		if a.Status != 429 || a.RetryAfter != 7*time.Second || fmt.Sprint(parsePolicies(a.Policies)) != "[{a {6 3}}]" {
 			t.Errorf("the answer is %+v; want 429, 7 s and the policy", a)
 		}
 	}

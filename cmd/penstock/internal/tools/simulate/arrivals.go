@@ -105,7 +105,7 @@ func parseItem(words []string) (Item, error) {
 	}
 	isSet := make(map[string]bool)
 	for len(words) > 0 {
-		word := words[0]
+		word, value := words[0], ""
 		words = words[1:]
 		if isSet[word] {
 			return it, fmt.Errorf("%q stands there twice; keep one", wording.Clip(word))
@@ -118,62 +118,50 @@ func parseItem(words []string) (Item, error) {
 		case "client", "clients":
 			it.IsClients = true
 			continue
-		case "at", "from", "to", "for", "every", "on", "off", "joining", "in":
-		default:
-			return it, fmt.Errorf("the word %q is not known; %s", wording.Clip(word), arrivalsHint)
 		}
-		if len(words) == 0 {
-			return it, fmt.Errorf("nothing follows %q; %s", word, arrivalsHint)
+		if len(words) > 0 {
+			value, words = words[0], words[1:]
 		}
-		if err := it.set(word, words[0]); err != nil {
+		if err := it.set(word, value); err != nil {
 			return it, err
 		}
-		words = words[1:]
 	}
 	return it, it.check(isSet)
 }
 
+// set sets what a word stands for to the value behind it.
 func (it *Item) set(word, value string) error {
-	if word == "joining" {
-		rate, err := penstock.ParseRate(value)
-		if err != nil {
-			return err
-		}
-		it.rate = rate
-		return nil
-	}
-	if word == "in" {
-		n, err := strconv.Atoi(value)
-		if err != nil || n < 1 {
+	var sinceFrom time.Duration // it.From may stand behind it, so check adds both
+	times := map[string]*time.Duration{"at": &it.From, "from": &it.From, "to": &it.To, "for": &sinceFrom, "on": &it.on, "off": &it.off, "every": &it.gap}
+	at, isTime := times[word]
+	least, most, isRange := strings.Cut(value, "..")
+	var err error
+	switch {
+	case !isTime && word != "joining" && word != "in":
+		return fmt.Errorf("the word %q is not known; %s", wording.Clip(word), arrivalsHint)
+	case value == "":
+		return fmt.Errorf("nothing follows %q; %s", word, arrivalsHint)
+	case word == "joining":
+		it.rate, err = penstock.ParseRate(value)
+		return err
+	case word == "in":
+		if it.region, err = strconv.Atoi(value); err != nil || it.region < 1 {
 			return fmt.Errorf("%q is not the number of a region; write it as in 100/s for 10s in 2", wording.Clip(value))
 		}
-		it.region = n
 		return nil
-	}
-	least, most, isRange := strings.Cut(value, "..")
-	if isRange && word != "every" {
+	case isRange && word != "every":
 		return fmt.Errorf("%q is a range, which only every may have; write one time", wording.Clip(value))
-	}
-	if !isRange {
+	case !isRange:
 		most = least
 	}
-	t, err := parseTime(least)
-	if err != nil {
+	if *at, err = parseTime(least); err != nil {
 		return err
 	}
 	switch word {
-	case "at", "from":
-		it.From = t
-	case "to":
-		it.To = t
 	case "for":
-		it.To = -t // relative to from, which may stand behind it; check adds them
-	case "on":
-		it.on = t
-	case "off":
-		it.off = t
+		it.To = -sinceFrom
 	case "every":
-		it.gap, it.thinkMin = t, t
+		it.thinkMin = it.gap
 		if it.thinkMax, err = parseTime(most); err != nil {
 			return err
 		}
