@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -118,57 +119,45 @@ func (s *suggestCommand) read() (err error) {
 // forwardedFor is the header in which trusted proxies name the client.
 const forwardedFor = "X-Forwarded-For"
 
-// clientOf returns the address of the client, which may be behind a trusted proxy.
-func clientOf(e *accesslog.Entry, proxies *clientaddress.Proxies) netip.Addr {
-	peer := clientaddress.Peer{Address: e.Address}
-	if !proxies.Trusts(peer) {
-		return e.Address
+// clientOf returns the address of the client, which may be behind a trusted proxy, or its network.
+func clientOf(e *accesslog.Entry, proxies *clientaddress.Proxies) string {
+	address := e.Address
+	if peer := (clientaddress.Peer{Address: address}); proxies.Trusts(peer) {
+		address = proxies.Client(peer, map[string][]string{forwardedFor: e.Values(forwardedFor)})
 	}
-	var lines []string
-	for _, h := range e.Headers {
-		if h.Name == forwardedFor {
-			lines = append(lines, h.Value)
-		}
+	switch {
+	case !address.IsValid():
+		return ""
+	case address.Is6(): // as policies do, because a client has a whole network
+		return netip.PrefixFrom(address, 64).Masked().String()
 	}
-	return proxies.Client(peer, map[string][]string{forwardedFor: lines})
+	return address.String()
 }
 
-// identityOf returns the function that finds the key of a request.
+// identityOf returns the function that finds the key of a request. The key is "" if the request has
+// none.
 func identityOf(per string, proxies *clientaddress.Proxies) (func(*accesslog.Entry) string, error) {
 	header, isHeader := strings.CutPrefix(per, "header ")
+	var kind string
+	var valueOf func(*accesslog.Entry) string
 	switch {
 	case per == "ip":
-		return func(e *accesslog.Entry) string {
-			switch a := clientOf(e, proxies); {
-			case !a.IsValid():
-				return ""
-			case a.Is6(): // as policies do, because a client has a whole network
-				network, _ := a.Prefix(64)
-				return "ip:" + network.String()
-			default:
-				return "ip:" + a.String()
-			}
-		}, nil
+		kind, valueOf = "ip:", func(e *accesslog.Entry) string { return clientOf(e, proxies) }
 	case per == "user":
-		return func(e *accesslog.Entry) string {
-			if e.User == "" {
-				return ""
-			}
-			return "user:" + e.User
-		}, nil
+		kind, valueOf = "user:", func(e *accesslog.Entry) string { return e.User }
 	case per == "global":
-		return func(*accesslog.Entry) string { return "global" }, nil
+		valueOf = func(*accesslog.Entry) string { return per }
 	case isHeader && httpguts.ValidHeaderFieldName(header):
-		return func(e *accesslog.Entry) string {
-			for _, h := range e.Headers {
-				if strings.EqualFold(h.Name, header) {
-					return "key:" + h.Value
-				}
-			}
-			return ""
-		}, nil
+		kind, valueOf = "key:", func(e *accesslog.Entry) string { return cmp.Or(e.Values(header)...) }
+	default:
+		return nil, fmt.Errorf("--per is %q; write ip, user, global, or a header as in 'header X-API-Key'", wording.Clip(per))
 	}
-	return nil, fmt.Errorf("--per is %q; write ip, user, global, or a header as in 'header X-API-Key'", wording.Clip(per))
+	return func(e *accesslog.Entry) string {
+		if value := valueOf(e); value != "" {
+			return kind + value
+		}
+		return ""
+	}, nil
 }
 
 // includes returns the function that reports whether a request has one of the paths, if there are

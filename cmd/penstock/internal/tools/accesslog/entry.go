@@ -37,6 +37,16 @@ func (e *Entry) isBefore(other *Entry) bool {
 // A Header is a field of the request that the log has.
 type Header struct{ Name, Value string }
 
+// Values returns the values of a header.
+func (e *Entry) Values(name string) (values []string) {
+	for _, h := range e.Headers {
+		if strings.EqualFold(h.Name, name) {
+			values = append(values, h.Value)
+		}
+	}
+	return values
+}
+
 // A fieldReader sets parts of entries from named values.
 type fieldReader struct {
 	lastText  string // of a time, and that time
