@@ -13,7 +13,6 @@ import (
 
 	"github.com/penstock/penstock/cmd/penstock/internal/text/printable"
 	"github.com/penstock/penstock/cmd/penstock/internal/tools/accesslog"
-	"github.com/penstock/penstock/cmd/penstock/internal/tools/htmlreport"
 	"github.com/penstock/penstock/internal/wording"
 )
 
@@ -32,11 +31,10 @@ func (l *logCommand) addFlags(c *cobra.Command) {
 
 func (l *logCommand) showsIdentities() bool { return l.identities == "full" }
 
-// A logReport is what a command has found in logs. It is written as JSON too.
+// A logReport is what a command has found in logs.
 type logReport interface {
+	shownReport
 	log() *accesslog.Stats
-	page() *htmlreport.Page
-	print(io.Writer) error
 }
 
 // run reads logs, and writes the report that find returns.
@@ -57,33 +55,33 @@ func (l *logCommand) run(c *cobra.Command, files []string, find func(*accesslog.
 		return withStatus(exitInvalid, fmt.Errorf("cannot read the log: %w", err))
 	}
 	defer log.Close()
-	clear := showProgress(c.ErrOrStderr(), log)
+	hide := showProgress(c.ErrOrStderr(), log)
 	report, err := find(log)
-	clear()
+	hide()
 	if err != nil {
 		return err
 	}
 	if err := checkLog(report.log()); err != nil {
 		return err
 	}
-	return l.write(c.OutOrStdout(), report, report.page, report.print)
+	return l.write(c.OutOrStdout(), report)
 }
 
-// showProgress shows how much of a log is read, if stderr is a terminal. The caller must call clear
+// showProgress shows how much of a log is read, if stderr is a terminal. The caller must call hide
 // before it prints.
-func showProgress(stderr io.Writer, log *accesslog.Reader) (clear func()) {
+func showProgress(stderr io.Writer, log *accesslog.Reader) (hide func()) {
 	file, isFile := stderr.(*os.File)
 	if !isFile || !term.IsTerminal(int(file.Fd())) {
 		return func() {}
 	}
-	log.OnRead, clear = progressTo(file)
-	return clear
+	log.OnRead, hide = progressTo(file)
+	return hide
 }
 
 // progressTo returns a function that writes a line about the progress at most every half second, and
 // one that clears the line.
-func progressTo(to io.Writer) (show func(read, total int64), clear func()) {
-	const clearLine = "\r\x1b[K"
+func progressTo(to io.Writer) (show func(read, total int64), hide func()) {
+	const clear = "\r\x1b[K"
 	last := time.Now()
 	show = func(read, total int64) {
 		if time.Since(last) < 500*time.Millisecond {
@@ -94,9 +92,9 @@ func progressTo(to io.Writer) (show func(read, total int64), clear func()) {
 		if total > 0 {
 			of = fmt.Sprintf(" of %.1f MB (%d %%)", float64(total)/1e6, min(read*100/total, 100))
 		}
-		fmt.Fprintf(to, clearLine+"%.1f MB%s read", float64(read)/1e6, of)
+		fmt.Fprintf(to, clear+"%.1f MB%s read", float64(read)/1e6, of)
 	}
-	return show, func() { fmt.Fprint(to, clearLine) }
+	return show, func() { fmt.Fprint(to, clear) }
 }
 
 // maxLateShare is the part of the requests that may be late. More would distort the result.

@@ -15,12 +15,12 @@ func TestProgressIsShownAndCleared(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			var out bytes.Buffer
-			show, clear := progressTo(&out)
+			show, hide := progressTo(&out)
 			for range 12 {
 				time.Sleep(100 * time.Millisecond)
 				show(12_300_000, total)
 			}
-			clear()
+			hide()
 			if out.String() != want {
 				t.Errorf("the terminal got %q; want %q", &out, want)
 			}

@@ -97,8 +97,7 @@ func (s *simulateCommand) run(ctx context.Context, out io.Writer, rate string, o
 		}
 		all = append(all, *one)
 	}
-	return s.write(out, simulate.Report{Seed: s.options.Seed, Simulations: all},
-		func() *htmlreport.Page { return simulationPage(all) }, func(out io.Writer) error { return printSimulations(out, all) })
+	return s.write(out, simulationReport{simulate.Report{Seed: s.options.Seed, Simulations: all}})
 }
 
 // read reads the arguments. It returns the limit with each algorithm.
@@ -283,7 +282,10 @@ func (s *simulateCommand) regionBound(one *simulate.Simulation) string {
 		one.Regions, one.Bound, wording.Period(one.Period), wording.Period(usual), wording.Period(most))
 }
 
-func printSimulations(out io.Writer, all []simulate.Simulation) error {
+type simulationReport struct{ simulate.Report }
+
+func (r simulationReport) print(out io.Writer) error {
+	all := r.Simulations
 	for i := range all {
 		one := &all[i]
 		printable.Fprintf(out, "%s\n", one.Limit)

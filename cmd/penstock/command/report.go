@@ -30,21 +30,27 @@ func (f *reportFlags) add(c *cobra.Command) {
 	addOutput(c, &f.output)
 }
 
-// write writes a report to out, as text by print or as JSON, and as HTML to the file of the flag.
-func (f *reportFlags) write(out io.Writer, report any, page func() *htmlreport.Page, print func(io.Writer) error) error {
+// A shownReport is what a command has found. It is written as JSON too.
+type shownReport interface {
+	page() *htmlreport.Page
+	print(io.Writer) error
+}
+
+// write writes a report to out, as text or JSON, and as HTML to the file of the flag.
+func (f *reportFlags) write(out io.Writer, r shownReport) error {
 	if f.html != "" {
 		file, err := os.OpenFile(f.html, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600) // it may have keys
 		if err == nil {
-			err = errors.Join(htmlreport.Write(file, page()), file.Close())
+			err = errors.Join(htmlreport.Write(file, r.page()), file.Close())
 		}
 		if err != nil {
 			return fmt.Errorf("cannot write the report: %w; write the name of a file in a folder that exists", err)
 		}
 	}
 	if f.output == "json" {
-		return writeJSON(out, report)
+		return writeJSON(out, r)
 	}
-	return print(out)
+	return r.print(out)
 }
 
 // printTable prints rows below the names of their columns. Numbers are aligned to the right, and
@@ -232,7 +238,8 @@ func (r replayReport) differencesSection() htmlreport.Section {
 	return s
 }
 
-func simulationPage(all []simulate.Simulation) *htmlreport.Page {
+func (r simulationReport) page() *htmlreport.Page {
+	all := r.Simulations
 	p := &htmlreport.Page{Title: "What a limit does", Notes: "arrivals: " + all[0].Arrivals, Sections: []htmlreport.Section{sumsSection(all)}}
 	for i := range all {
 		p.Sections = append(p.Sections, timelineSection(&all[i]))
