@@ -78,8 +78,8 @@ func showProgress(stderr io.Writer, log *accesslog.Reader) (hide func()) {
 	return hide
 }
 
-// progressTo returns a function that writes a line about the progress at most every half second, and
-// one that clears the line.
+// progressTo returns a function that writes a line about the progress at most every half second,
+// and one that clears the line.
 func progressTo(to io.Writer) (show func(read, total int64), hide func()) {
 	const clear = "\r\x1b[K"
 	last := time.Now()

@@ -116,8 +116,8 @@ func TestSimulateSeveralRegions(t *testing.T) {
 	}
 }
 
-// TestSimulateLeases: with leases, the store gets fewer calls than there are requests, and the bound
-// stands beside what was admitted. A limit that cannot be leased has a note.
+// TestSimulateLeases: with leases, the store gets fewer calls than there are requests, and the
+// bound stands beside what was admitted. A limit that cannot be leased has a note.
 func TestSimulateLeases(t *testing.T) {
 	args := []string{"simulate", "1000/s, burst 1000", "--instances", "3", "--lease", "100", "--arrivals", "900/s poisson for 5s; 3000 at 5s"}
 	code, out, stderr := command(append(args, "--algorithm", "token-bucket,sliding-log")...)

@@ -8,7 +8,7 @@ import (
 	"github.com/penstock/penstock/internal/lease"
 )
 
-// A Clock stands still while something happens.
+// A Clock moves only from one event to the next.
 type Clock struct {
 	now       time.Time
 	due       *priority.Queue[event]

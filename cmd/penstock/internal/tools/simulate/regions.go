@@ -170,8 +170,8 @@ func (r *run) isLinked(from, to int) bool {
 	return r.options.Regions.loss == 0 || r.rng.Float64() >= r.options.Regions.loss
 }
 
-// addBoundOfRegions computes the bound of docs/decisions/0033 for an interval of one Period, with the
-// demand that was measured.
+// addBoundOfRegions computes the bound of docs/decisions/0033 for an interval of one Period, with
+// the demand that was measured.
 func (r *run) addBoundOfRegions() {
 	plan, period := r.options.Limit, r.options.Limit.Limit().Period
 	for _, g := range r.regions {
