@@ -111,7 +111,7 @@ func TestWhatIsGrantedIsWrittenWhenTheServerWorks(t *testing.T) {
 		for n, fails := range []*atomic.Bool{&isDown, &isHung} {
 			fails.Store(true)
 			spend(int64(n + 1))
-			time.Sleep(10 * time.Second)
+			time.Sleep(10*time.Second + 50*time.Millisecond) // so no flush is at the same moment
 			spend(int64(n + 1))
 			fails.Store(false)
 			time.Sleep(5 * time.Second)
