@@ -70,30 +70,45 @@ func Across(a *Algorithm) *Algorithm {
 	if a.isAcross {
 		return a
 	}
+	made := a.across(acrossSuffix, tallyNumbers+3*maxRows)
+	if a.capacityParam > 0 {
+		made.newStates = func() States { return &acrossStates{States: a.newStates(), algorithm: a} }
+		made.lua = a.acrossLua(acrossLua, made.name)
+	}
+	return made
+}
+
+// across returns a copy of a for several regions, whose state has some numbers more.
+func (a *Algorithm) across(suffix string, numbers int) *Algorithm {
 	made := *a
-	made.isAcross = true
-	made.name = a.name + acrossSuffix
-	made.maxNumbers = a.maxNumbers + tallyNumbers + 3*maxRows
-	hasMarks := a.receiptNumber > 0 && a.canBook
-	if hasMarks {
+	made.isAcross, made.inner = true, a
+	made.name = a.name + suffix
+	made.maxNumbers = a.maxNumbers + numbers
+	if a.hasMarks() {
 		made.maxNumbers += 2 * maxMarks
 	}
 	made.receiptNumber += tallyNumbers
 	made.isAdditive, made.canBook, made.countsDenied, made.decay, made.possibleParts = false, false, false, DecayUnknown, nil
-	made.retryAfterGrant = nil // a region's own share is not in an answer
+	made.retryAfterGrant = nil // the level alone does not say it
 	if a.capacityParam == 0 {
 		made.prepare = func(Limit) (Params, error) {
 			return Params{}, fmt.Errorf("%s cannot be across regions; use token-bucket, sub-window, or windows that are aligned to the clock", a.title)
 		}
-		return &made
 	}
-	made.newStates = func() States { return &acrossStates{States: a.newStates(), algorithm: a} }
-	made.lua = strings.Replace(a.lua, "local function "+a.name+"(", "local function "+a.name+"_here(", 1) +
-		strings.NewReplacer("name_across", made.name, "name_here", a.name+"_here", "CAPACITY", "p"+strconv.Itoa(a.capacityParam),
-			"WINDOWED", strconv.FormatBool(a.isWindowed), "HASMARKS", strconv.FormatBool(hasMarks), "REFILLS", strconv.FormatBool(a.hasSteadyRefill),
-			"REPORT", strconv.Itoa(int(report)), "MERGE", strconv.Itoa(int(merge)), "REJOIN", strconv.Itoa(int(rejoin)),
-			"MAXROWS", strconv.Itoa(maxRows), "TALLYLIFE", strconv.Itoa(tallyLife), "FACTORS", strconv.Itoa(rejoinFactors)).Replace(acrossLua)
 	return &made
+}
+
+// hasMarks reports whether the state can have marks, so that refunds are exact.
+func (a *Algorithm) hasMarks() bool { return a.receiptNumber > 0 && a.canBook }
+
+// acrossLua returns the Lua twin of a and of text, which calls it. name is that of the twin.
+func (a *Algorithm) acrossLua(text, name string) string {
+	return strings.Replace(a.lua, "local function "+a.name+"(", "local function "+a.name+"_here(", 1) +
+		strings.NewReplacer("name_across", name, "name_here", a.name+"_here", "CAPACITY", "p"+strconv.Itoa(a.capacityParam),
+			"WINDOWED", strconv.FormatBool(a.isWindowed), "HASMARKS", strconv.FormatBool(a.hasMarks()), "REFILLS", strconv.FormatBool(a.hasSteadyRefill),
+			"REPORT", strconv.Itoa(int(report)), "MERGE", strconv.Itoa(int(merge)), "REJOIN", strconv.Itoa(int(rejoin)),
+			"MAXROWS", strconv.Itoa(maxRows), "MAXLOANS", strconv.Itoa(maxLoans), "WHOLE", strconv.Itoa(wholeShare),
+			"DEFAULTREFRESH", strconv.Itoa(defaultRefresh), "MAXREFRESH", strconv.Itoa(maxRefresh), "TALLYLIFE", strconv.Itoa(tallyLife), "FACTORS", strconv.Itoa(rejoinFactors)).Replace(text)
 }
 
 // A tally is what a region knows of a counter across regions.
@@ -285,9 +300,13 @@ func (s *acrossStates) hasCredit(now, until int64) bool {
 // isOtherWindow reports whether the window of another region, which ends after a time, is another
 // one than that of this region.
 func (s *acrossStates) isOtherWindow(p *Params, theirs, ours int64) bool {
-	length := p[1]
+	return s.algorithm.isWindowed && 2*max(theirs-ours, ours-theirs) >= lengthOf(p)
+}
+
+// lengthOf returns the length of an aligned window.
+func lengthOf(p *Params) int64 {
 	if p[3] != alignEpoch {
-		length = p[3] - p[2]
+		return p[3] - p[2]
 	}
-	return s.algorithm.isWindowed && 2*max(theirs-ours, ours-theirs) >= length
+	return p[1]
 }

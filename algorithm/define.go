@@ -30,6 +30,7 @@ type Algorithm struct {
 	receiptNumber                                int // see exactRefunds; 0: without the option
 	capacityParam                                int // see exchanged; 0: without the option
 	isWindowed, isAcross                         bool
+	inner                                        *Algorithm // of Across and Share; nil for others
 	retryAfterGrant                              func(p *Params, cost, remaining, reset int64) int64
 
 	// Properties of a limit.

@@ -125,6 +125,16 @@ func (b *bucketStates) Step(i uint32, p *Params, r *Request, now int64, commit b
 	b.marks[i] = nextMarks
 }
 
+// restore replaces a state and its marks.
+func (b *bucketStates) restore(i uint32, state bucket, m *marks) {
+	b.states[i] = state
+	if m != nil {
+		b.marks[i] = m
+	} else {
+		delete(b.marks, i)
+	}
+}
+
 // peek answers a request without saving anything.
 func (b *bucketStates) peek(i uint32, p *Params, r Request, now int64, out *Outcome) {
 	r.IsRefundable = false // so no memory for marks is needed

@@ -121,9 +121,9 @@ func runMultiSlot(client Client, subject twinSubject, rng *rand.Rand, counts *mu
 		clock = hostileStep(rng, clock, limits[rng.IntN(len(limits))], &last)
 		// Refunds have no receipts, because a Cluster also knows when it made the charges of other
 		// batches.
-		batch := hostileBatch(rng, limits, &last, nil)
+		batch := hostileBatch(rng, limits, time.Now(), &last, nil)
 		for range rng.IntN(3) { // so that more batches have several keys
-			more := append(batch, hostileBatch(rng, limits, &last, nil)...)
+			more := append(batch, hostileBatch(rng, limits, time.Now(), &last, nil)...)
 			if err := penstock.Check(more); err == nil {
 				batch = more
 			}
@@ -161,7 +161,7 @@ func runMultiSlot(client Client, subject twinSubject, rng *rand.Rand, counts *mu
 func runDry(redis *Store, memory *memstore.Store, rng *rand.Rand, limits []*penstock.Plan, last *penstock.Decision) error {
 	var batches [][]penstock.Charge
 	for range 1 + rng.IntN(20) {
-		batch := hostileBatch(rng, limits, last, nil)
+		batch := hostileBatch(rng, limits, time.Now(), last, nil)
 		for i := range batch {
 			batch[i].Key = "a"
 		}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -79,7 +80,11 @@ func twinSubjects() []twinSubject {
 		for i, a := range s.algorithms {
 			s.algorithms[i] = algorithm.Across(a)
 		}
-		subjects = append(subjects, s)
+		shared := twinSubject{name: strings.Replace(s.name, "_", "_share_", 1)}
+		for i, a := range s.algorithms {
+			shared.algorithms = append(shared.algorithms, algorithm.Share(a, 1+i), algorithm.Share(a, 3))
+		}
+		subjects = append(subjects, s, shared)
 	}
 	mixed := twinSubject{name: "mixed"}
 	for _, s := range subjects {
@@ -119,7 +124,7 @@ func runTwins(client Client, subject twinSubject, rng *rand.Rand) (int, error) {
 		}
 		repeats := rng.IntN(3) // callers often make equal batches: a half to three quarters of them
 		for i := range batches {
-			batches[i] = hostileBatch(rng, limits, &last, receipts)
+			batches[i] = hostileBatch(rng, limits, clock, &last, receipts)
 			if i > 0 && rng.IntN(repeats+2) > 0 {
 				batches[i] = batches[i-1]
 			}
@@ -310,7 +315,7 @@ var twinKeys = [...]string{"", "a", "b{c}\x00\n:"}
 
 // hostileBatch draws one to four charges of different limits or keys. receipts are those of earlier
 // charges.
-func hostileBatch(rng *rand.Rand, limits []*penstock.Plan, last *penstock.Decision, receipts []int64) []penstock.Charge {
+func hostileBatch(rng *rand.Rand, limits []*penstock.Plan, now time.Time, last *penstock.Decision, receipts []int64) []penstock.Charge {
 	var batch []penstock.Charge
 	n := 1
 	if rng.IntN(3) == 0 {
@@ -350,6 +355,13 @@ func hostileBatch(rng *rand.Rand, limits []*penstock.Plan, last *penstock.Decisi
 			c.Holder = fmt.Sprint("region ", rng.IntN(3+rng.IntN(14)))
 			c.Receipt = pick(rng, 1, 1, 1, 1, 2, algorithm.Max)
 			c.Patience = time.Duration(pick(rng, 0, 1, 100, l.Limit().Period.Microseconds(), last.Status(0).ResetAfter.Microseconds())) * time.Microsecond
+			if algorithm.Share(a, 1).Name() == a.Name() { // they lend each other shares: see algorithm/share.go
+				share := func() int64 { return pick(rng, 0, 1, 20, 100, rng.Int64N(841)) }
+				c.Cost = share() + share()<<10 + pick(rng, 0, 0, 1, 2)<<20
+				c.Receipt = now.UnixMicro() + pick(rng, -1, 1, 1000, 1_000_000, 6_000_000, 60_000_000)
+				c.Patience = time.Duration(pick(rng, 1, 1000, 1_000_000, 6_000_000, 1e10)) * time.Microsecond
+				c.Holder = fmt.Sprint("region ", rng.IntN(2+rng.IntN(10)))
+			}
 		}
 		batch = append(batch, c)
 		if err := penstock.Check(batch); err != nil {
