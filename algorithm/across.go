@@ -108,7 +108,7 @@ func (a *Algorithm) acrossLua(text, name string) string {
 			"WINDOWED", strconv.FormatBool(a.isWindowed), "HASMARKS", strconv.FormatBool(a.hasMarks()), "REFILLS", strconv.FormatBool(a.hasSteadyRefill),
 			"REPORT", strconv.Itoa(int(report)), "MERGE", strconv.Itoa(int(merge)), "REJOIN", strconv.Itoa(int(rejoin)),
 			"MAXROWS", strconv.Itoa(maxRows), "MAXLOANS", strconv.Itoa(maxLoans), "WHOLE", strconv.Itoa(wholeShare),
-			"DEFAULTREFRESH", strconv.Itoa(defaultRefresh), "MAXREFRESH", strconv.Itoa(maxRefresh), "TALLYLIFE", strconv.Itoa(tallyLife), "FACTORS", strconv.Itoa(rejoinFactors)).Replace(text)
+			"DEMANDPART", strconv.Itoa(demandPart), "DEFAULTREFRESH", strconv.Itoa(defaultRefresh), "MINREFRESH", strconv.Itoa(minRefresh), "MAXREFRESH", strconv.Itoa(maxRefresh), "TALLYLIFE", strconv.Itoa(tallyLife), "FACTORS", strconv.Itoa(rejoinFactors)).Replace(text)
 }
 
 // A tally is what a region knows of a counter across regions.

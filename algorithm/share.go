@@ -21,11 +21,13 @@ const (
 	reportLoan = report
 
 	// takeLoan brings the offer of another region, the Holder. Cost has the offer and its version.
-	// Receipt is when it ends, in µs since the epoch, by the clock of this region.
+	// Receipt is when it ends, in µs since the epoch, by the clock of this region. The Granted of the
+	// outcome is above 0 if the other region has to know that it was taken.
 	takeLoan = merge
 
 	// giveLoan brings what another region, the Holder, needs and has. Cost has both, and the version
-	// of the offer that it has taken. Patience is for how long an offer holds, in µs.
+	// of the offer that it has taken. Patience is for how long an offer holds, in µs. The Granted of
+	// the outcome is above 0 if the other region may have a share.
 	giveLoan = rejoin
 )
 
@@ -39,7 +41,9 @@ const (
 	countBase      = 16      // of the parameter that has the capacity, and the number of regions
 	loanNumbers    = 5       // of a loan, in the Lua twin's state
 	defaultRefresh = 6_000_000
+	minRefresh     = 1000
 	maxRefresh     = 3600_000_000
+	demandPart     = 6 // of the time refresh
 
 	shareSuffix = "_share" + acrossSuffix // of the names of algorithms of Share
 )
@@ -142,7 +146,7 @@ func (s *sharedStates) Remove(i uint32) {
 // Step decides a request.
 func (s *sharedStates) Step(i uint32, p *Params, r *Request, now int64, commit bool, out *Outcome) {
 	a, g := s.algorithm, s.sharings[i]
-	if now >= g.end() && now-g.start >= 2*g.refresh { // nothing of the demand counts any more
+	if now >= g.end() && now-g.start >= 2*g.period() { // nothing of the demand counts any more
 		g.start, g.asked, g.before, g.refresh = 0, 0, 0, 0
 	}
 	whole, regions := p[a.capacityParam-1]/countBase, p[a.capacityParam-1]%countBase
@@ -186,7 +190,7 @@ func (s *sharedStates) Step(i uint32, p *Params, r *Request, now int64, commit b
 	case reportLoan:
 		g.report(r, out, now, g.need(p, a, now), share, memory(p, a), buckets != nil || out.Remaining > 0)
 	case takeLoan:
-		isChanged = g.take(r, now)
+		isChanged = g.take(r, out, now)
 	case giveLoan:
 		room := int64(wholeShare) // how much more can be lent without less units than are used
 		if buckets == nil {
@@ -196,6 +200,9 @@ func (s *sharedStates) Step(i uint32, p *Params, r *Request, now int64, commit b
 		isChanged = g.give(r, now, base, least, max(g.need(p, a, now), least), room, memory(p, a), max(regions-1, 1))
 	}
 	if isExchange && isChanged {
+		if r.Mode == giveLoan {
+			out.Granted = g.loans[g.indexOf(r.Holder)].lent
+		}
 		s.apply(&g, i, p, g.share(base, now), now, now)
 	}
 	isSaved := isChanged && (commit || !out.OK())
@@ -215,7 +222,7 @@ func (s *sharedStates) Step(i uint32, p *Params, r *Request, now int64, commit b
 	if k := cdiv(g.applied, base); k > 1 { // the share can become smaller, and refills more slowly then
 		out.Keep = min(out.Keep, Max/k) * k
 	}
-	out.Keep += max(g.end()-now+fill, g.start+2*g.refresh-now, 0)
+	out.Keep += max(g.end()-now+fill, g.start+2*g.period()-now, 0)
 	if isSaved {
 		s.sharings[i] = g
 	}
@@ -306,35 +313,41 @@ func (g *sharing) end() (end int64) {
 	return end
 }
 
+// period returns for how long demand is counted, in µs.
+func (g *sharing) period() int64 { return g.refresh / demandPart }
+
 // ask counts units that are asked for, for need.
 func (g *sharing) ask(units, now int64) {
+	period := g.period()
 	switch passed := now - g.start; {
-	case passed < 0 || passed >= 2*g.refresh:
+	case passed < 0 || passed >= 2*period:
 		g.start, g.before, g.asked = now, 0, 0
-	case passed >= g.refresh:
-		g.start, g.before, g.asked = g.start+g.refresh, g.asked, 0
+	case passed >= period:
+		g.start, g.before, g.asked = g.start+period, g.asked, 0
 	}
 	g.asked = min(g.asked+units, Max)
 }
 
-// need returns the share with which the region could grant what was asked for lately, and a quarter
-// more. It computes in doubles, as the twin must.
+// need returns the share with which the region could grant what was asked for lately. It adds a
+// tenth, and twice the standard deviation of random arrivals. It computes in doubles, as the twin
+// must.
 func (g *sharing) need(p *Params, a *Algorithm, now int64) int64 {
 	asked := max(g.asked, g.before)
 	switch passed := now - g.start; {
-	case passed >= 2*g.refresh:
-		asked = 0
-	case passed >= g.refresh:
+	case passed >= 2*g.period():
+		return 0
+	case passed >= g.period():
 		asked = g.asked
 	}
-	period, units := p[1], p[0]*wholeShare // of a bucket: the parts, and the rate in parts
+	length, units := p[1], p[0]*wholeShare // of a bucket: the parts of a token, and the parts that are refilled in a µs
 	if a.isWindowed {
-		period, units = lengthOf(p), p[0]/countBase
+		length, units = lengthOf(p), p[0]/countBase
 	} else if !a.hasSteadyRefill {
-		period, units = p[1]*p[2], p[0]/countBase
+		length, units = p[1]*p[2], p[0]/countBase
 	}
-	all := float64(float64(units)*float64(g.refresh)) / float64(period)
-	return int64(min(math.Ceil(float64(float64(asked)*(wholeShare*5/4))/all), wholeShare))
+	all := float64(float64(units)*float64(g.period())) / float64(length)
+	wanted := float64(float64(asked)*1.1) + float64(2*math.Sqrt(float64(asked)))
+	return int64(min(math.Ceil(float64(wanted*wholeShare)/all), wholeShare))
 }
 
 // report answers the region that is the Holder. fits says that no more is used than the share has.
@@ -378,7 +391,7 @@ func (g *sharing) loanOf(holder string, now int64, add bool) *loan {
 }
 
 // take takes an offer. It reports whether anything has changed.
-func (g *sharing) take(r *Request, now int64) bool {
+func (g *sharing) take(r *Request, out *Outcome, now int64) bool {
 	offer, version := r.Cost%shareBase, r.Cost/shareBase%versionBase
 	l := g.loanOf(r.Holder, now, offer > 0)
 	if l == nil || r.Receipt <= now || r.Receipt-now > g.refresh {
@@ -391,6 +404,10 @@ func (g *sharing) take(r *Request, now int64) bool {
 		} else if (l.taken-version+versionBase)%versionBase < versionBase/2 {
 			return false // an earlier offer came late
 		}
+	}
+	out.Granted = offer
+	if version != l.taken {
+		out.Granted++
 	}
 	l.borrowed, l.taken, l.ends = offer, version, ends
 	return true
@@ -435,7 +452,7 @@ func (g *sharing) give(r *Request, now, base, least, need, room, memory, others 
 		l.offered, l.version = offer, l.version%(versionBase-1)+1
 		l.lent = max(l.lent, offer)
 	}
-	g.refresh = min(r.Patience, maxRefresh)
+	g.refresh = min(max(r.Patience, minRefresh), maxRefresh)
 	if l.offered > 0 {
 		l.until = max(l.until, now+g.refresh+memory)
 	}

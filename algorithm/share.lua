@@ -54,7 +54,7 @@ local function name_across(p1, p2, p3, p4, mode, cost, patience, now, holder, re
   local whole, base = div(CAPACITY, 16), div(WHOLE, CAPACITY % 16)
   start, asked, loans, before, refresh, applied = start or 0, asked or 0, loans or 0, before or 0, refresh or DEFAULTREFRESH, applied or base
   local own = #numbers - 5 * loans -- how many are of the algorithm
-  if loans > MAXLOANS or own < 0 or HASMARKS and own > 0 and own % 2 == 0 or refresh == 0 or refresh > MAXREFRESH or applied == 0 or applied > 16 * WHOLE then -- not written by this store
+  if loans > MAXLOANS or own < 0 or HASMARKS and own > 0 and own % 2 == 0 or refresh < MINREFRESH or refresh > MAXREFRESH or applied == 0 or applied > 16 * WHOLE then -- not written by this store
     if mode ~= RESET then
       return 0, 0, IMPOSSIBLE, 0, 0, UNCHANGED
     end
@@ -68,8 +68,10 @@ local function name_across(p1, p2, p3, p4, mode, cost, patience, now, holder, re
   for i = own + 1, #numbers, 5 do
     over = math.max(over, numbers[i], numbers[i + 1])
   end
-  if now >= over and now - start >= 2 * refresh then -- nothing of the demand counts any more
+  local period = div(refresh, DEMANDPART) -- for how long demand is counted
+  if now >= over and now - start >= 2 * period then -- nothing of the demand counts any more
     start, asked, before, refresh = 0, 0, 0, DEFAULTREFRESH
+    period = div(refresh, DEMANDPART)
   end
   local memory = REFILLS and 0 or WINDOWED and (p4 == 0 and p2 or p4 - p3) or p2 * (p3 + 1)
   local share, raised = name_across_share(base, now, refresh, numbers, own + 1)
@@ -95,25 +97,25 @@ local function name_across(p1, p2, p3, p4, mode, cost, patience, now, holder, re
   end
   local passed, need = now - start, math.max(asked, before)
   if asking > 0 and (result[3] == 0 or isknown) then -- a denial makes no state
-    if passed < 0 or passed >= 2 * refresh then
+    if passed < 0 or passed >= 2 * period then
       start, before, asked = now, 0, 0
-    elseif passed >= refresh then
-      start, before, asked = start + refresh, asked, 0
+    elseif passed >= period then
+      start, before, asked = start + period, asked, 0
     end
     asked, changed = math.min(asked + asking, MAX), true
   end
 
   if mode >= REPORT then
-    if passed >= 2 * refresh then
+    if passed >= 2 * period then
       need = 0
-    elseif passed >= refresh then
+    elseif passed >= period then
       need = asked
     end
-    local period, units = p2, p1 * WHOLE -- of a bucket: the parts, and the rate in parts
+    local length, units = p2, p1 * WHOLE -- of a bucket: the parts of a token, and the parts that are refilled in a µs
     if not REFILLS then
-      period, units = WINDOWED and memory or p2 * p3, whole
+      length, units = WINDOWED and memory or p2 * p3, whole
     end
-    need = math.min(math.ceil(need * (WHOLE * 5 / 4) / (units * refresh / period)), WHOLE)
+    need = math.min(math.ceil((need * 1.1 + 2 * math.sqrt(need)) * WHOLE / (units * period / length)), WHOLE)
     if mode ~= REPORT then -- loans that have ended are removed
       local kept = { unpack(numbers, 1, own) }
       for i = own + 1, #numbers, 5 do
@@ -151,6 +153,7 @@ local function name_across(p1, p2, p3, p4, mode, cost, patience, now, holder, re
       local islate = istaken and theirs ~= taken and (taken - theirs + 1048576) % 1048576 < 524288
       changed = receipt > now and receipt - now <= refresh and not (isnew and (offer == 0 or #numbers == own + 5 * MAXLOANS)) and not islate
       if changed then
+        result[1] = offer + (theirs ~= taken and 1 or 0)
         borrowed, ending, taken = offer, istaken and theirs == taken and math.max(receipt, ending) or receipt, theirs
       end
     else
@@ -185,10 +188,11 @@ local function name_across(p1, p2, p3, p4, mode, cost, patience, now, holder, re
         if offer ~= offered then
           offered, version, lent = offer, version % 1048575 + 1, math.max(lent, offer)
         end
-        refresh = math.min(patience, MAXREFRESH)
+        refresh = math.min(math.max(patience, MINREFRESH), MAXREFRESH)
         if offered > 0 then
           till = math.max(till, now + refresh + memory)
         end
+        result[1] = lent
       end
     end
     if changed then
@@ -227,5 +231,5 @@ local function name_across(p1, p2, p3, p4, mode, cost, patience, now, holder, re
   for i = own + 1, #numbers do
     saved[#saved + 1] = numbers[i]
   end
-  return result[1], result[2], result[3], result[4], result[5], keep + math.max(ending - now + fill, start + 2 * refresh - now, 0), unpack(saved)
+  return result[1], result[2], result[3], result[4], result[5], keep + math.max(ending - now + fill, start + 2 * div(refresh, DEMANDPART) - now, 0), unpack(saved)
 end

@@ -13,7 +13,7 @@ import (
 var (
 	Apply     = []string{"most-specific", "all"}
 	OnFailure = []string{"local", "open", "closed"}
-	Across    = []string{"exchange"}
+	Across    = []string{"exchange", "share"}
 
 	EncodedSlash   = []string{"refuse", "keep"}
 	TrailingSlash  = []string{"keep", "ignore"}

@@ -272,6 +272,12 @@ func (i *Instance) isLeader() bool {
 	return i.o.Now().Before(i.leadership.until)
 }
 
+func (i *Instance) storeTime(t time.Time) int64 {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.clock.at(t)
+}
+
 func (i *Instance) recordMerged(ctx context.Context, region string, asked time.Time, answer Answer) error {
 	return i.sync(ctx, &mergedAnswer{region, asked, answer}, i.o.Every)
 }
@@ -435,7 +441,7 @@ func (r *remote) Answer(ctx context.Context, ask Ask) (Answer, error) {
 	}
 	answer, counters, err := r.readAnswer(reply)
 	if answer.isIdle = len(counters) == 0; err == nil && !answer.isIdle {
-		answer.Totals, err = totals(ctx, r.decide, counters)
+		answer.Totals, err = r.totals(ctx, r.decide, counters, ask.From)
 	}
 	return answer, err
 }

@@ -18,11 +18,13 @@ import (
 	"github.com/penstock/penstock/internal/panicked"
 )
 
-// The modes by which totals are exchanged: see algorithm/across.go.
+// The modes by which totals are exchanged (see algorithm/across.go) and shares lent.
 const (
 	report = algorithm.Attempt + 1 + iota
 	merge
 	rejoin
+
+	takeLoan, giveLoan = merge, rejoin // see algorithm/share.go
 
 	rejoinFactors = 32
 )
@@ -111,6 +113,10 @@ type ledger interface {
 	// note records that units of a counter were granted. They may count for as long as counts.
 	note(c Counter, units int64, counts time.Duration)
 
+	// storeTime returns what the clock of this region's store showed at a time, or earlier, in µs. It
+	// is 0 if that is not known.
+	storeTime(t time.Time) int64
+
 	// isLeader reports whether this instance is the one that asks the other regions.
 	isLeader() bool
 
@@ -122,6 +128,8 @@ type ledger interface {
 type memory struct{ *Exchange }
 
 func (m memory) note(c Counter, units int64, _ time.Duration) { m.site.note(c, units) }
+
+func (memory) storeTime(t time.Time) int64 { return t.UnixMicro() }
 
 func (memory) isLeader() bool { return true }
 
@@ -158,9 +166,9 @@ func New(o Options) (*Exchange, error) {
 	decide := batches.Of(o.Store)
 	e := &Exchange{
 		o: o, decide: decide, names: names, rng: rand.New(rand.NewPCG(o.Seed, 0)), peers: make(map[string]*peer), shares: make(map[shareID]*penstock.Plan),
-		site: &Site{store: o.Store, decide: decide, now: o.Now, maxTotals: o.MaxTotals, consumers: make(map[string]*consumer)},
+		site: &Site{decide: decide, now: o.Now, maxTotals: o.MaxTotals, consumers: make(map[string]*consumer)},
 	}
-	e.ledger = memory{e}
+	e.ledger, e.site.exchange = memory{e}, e
 	for _, name := range o.Peers {
 		e.peers[name] = &peer{countedAt: o.Now()}
 		e.site.consumers[name] = &consumer{changed: make(map[id]*change)}
@@ -243,8 +251,11 @@ func (e *Exchange) Merge(ctx context.Context, region string, asked time.Time, an
 	e.mu.Unlock()
 	// A region in contact knows each total of this age, unless it has lost its own data.
 	maxUnknownAge := 2 * e.o.Silence
-	charges := make([]penstock.Charge, len(answer.Totals))
-	for i, t := range answer.Totals {
+	var charges []penstock.Charge
+	for _, t := range answer.Totals {
+		if IsDivided(t.Plan) {
+			continue
+		}
 		share, err := e.shareOf(shareID{t.Plan, regions})
 		if err != nil {
 			return err
@@ -259,12 +270,50 @@ func (e *Exchange) Merge(ctx context.Context, region string, asked time.Time, an
 				c.Patience += rejoinFactors * time.Microsecond * time.Duration(e.refilled(t.Plan, region, silent))
 			}
 		}
-		charges[i] = c
+		charges = append(charges, c)
 	}
 	if _, err := decideEach(ctx, e.decide, charges, mergedTogether); err != nil {
 		return err
 	}
+	if err := e.lend(ctx, region, asked, answer.Totals, inContact); err != nil {
+		return err
+	}
 	return e.ledger.recordMerged(ctx, region, asked, answer)
+}
+
+// offerTime returns for how long an offer of a share holds. It is renewed each Every.
+func (o Options) offerTime() time.Duration { return 2 * o.Silence }
+
+// lend offers a region shares of the limits that regions divide, and takes what it offers.
+func (e *Exchange) lend(ctx context.Context, region string, asked time.Time, totals []Total, inContact bool) error {
+	var charges []penstock.Charge
+	var counters []Counter // of the charges
+	askedAt := e.ledger.storeTime(asked)
+	for _, t := range totals {
+		if !IsDivided(t.Plan) {
+			continue
+		}
+		plan, err := e.shareOf(shareID{t.Plan, 0})
+		if err != nil {
+			return err
+		}
+		const versions, amounts = 1 << 20, 1 << 10 // see algorithm.Share
+		if inContact {
+			charges = append(charges, penstock.Charge{Key: t.Key, Plan: plan, Mode: giveLoan, Holder: region, Cost: t.Needed + t.Granted/amounts/versions*versions, Patience: e.o.offerTime()})
+			counters = append(counters, t.Counter)
+		}
+		if askedAt > 0 && t.Left > 0 {
+			charges = append(charges, penstock.Charge{Key: t.Key, Plan: plan, Mode: takeLoan, Holder: region, Cost: t.Granted % (amounts * versions), Receipt: askedAt + t.Left.Microseconds()})
+			counters = append(counters, t.Counter)
+		}
+	}
+	statuses, err := decideEach(ctx, e.decide, charges, mergedTogether)
+	for i, status := range statuses {
+		if status.Granted > 0 { // the other region has to know
+			e.ledger.note(counters[i], 1, e.o.offerTime())
+		}
+	}
+	return err
 }
 
 // mergedTogether is how many totals are merged at once. Between two such lists, the store decides

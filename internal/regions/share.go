@@ -13,10 +13,11 @@ import (
 	"github.com/penstock/penstock/internal/batches"
 )
 
-// A shareID identifies the share of a limit that some regions have.
+// A shareID identifies the share of a limit that some regions have. If regions divide the limit
+// (algorithm.Share), it is the limit with the number of regions, because its state has the share.
 type shareID struct {
 	plan    *penstock.Plan
-	regions uint64 // a bit for each region, in alphabetical order
+	regions uint64 // a bit for each region, in alphabetical order; 0 for limits that are divided
 }
 
 // Check returns an error if a limit across regions has no share for one of them.
@@ -81,6 +82,9 @@ func (share shareID) compile(count int) (*penstock.Plan, error) {
 		return sum
 	}
 	limit := share.plan.Limit()
+	if IsDivided(share.plan) {
+		return limit.With(algorithm.Share(limit.Algorithm, count)).Compile()
+	}
 	if share.regions == 1<<all-1 {
 		return share.plan, nil
 	}
@@ -110,11 +114,19 @@ func (share shareID) compile(count int) (*penstock.Plan, error) {
 // not in contact with all others, and the limit itself otherwise.
 func (e *Exchange) Enforced(plan *penstock.Plan) *penstock.Plan {
 	if IsAcross(plan) {
-		if share, err := e.shareOf(shareID{plan, e.regionsInContact(e.o.Now())}); err == nil {
+		if share, err := e.shareIn(plan, e.regionsInContact(e.o.Now())); err == nil {
 			return share
 		}
 	}
 	return plan
+}
+
+// shareIn returns the share that this region enforces while some regions are in contact.
+func (e *Exchange) shareIn(plan *penstock.Plan, inContact uint64) (*penstock.Plan, error) {
+	if IsDivided(plan) {
+		inContact = 0
+	}
+	return e.shareOf(shareID{plan, inContact})
 }
 
 // refilled returns how many units the share of a region refills within in, rounded down.
@@ -178,7 +190,7 @@ func (e *Exchange) withShares(b *batches.Batch, now time.Time) (*batches.Batch, 
 	own, inContact := &batches.Batch{Charges: slices.Clone(b.Charges)}, e.regionsInContact(now)
 	for i := range own.Charges {
 		if c := &own.Charges[i]; IsAcross(c.Plan) {
-			share, err := e.shareOf(shareID{c.Plan, inContact})
+			share, err := e.shareIn(c.Plan, inContact)
 			if err != nil {
 				return nil, err
 			}
@@ -188,8 +200,13 @@ func (e *Exchange) withShares(b *batches.Batch, now time.Time) (*batches.Batch, 
 	return own, nil
 }
 
-// IsAcross reports whether the algorithm of a limit is one of algorithm.Across. Others cannot have
-// such a name.
+// IsDivided reports whether the algorithm of a limit is one of algorithm.Share.
+func IsDivided(plan *penstock.Plan) bool {
+	return plan != nil && strings.HasSuffix(plan.Algorithm().Name(), "_share_across")
+}
+
+// IsAcross reports whether the algorithm of a limit is one of algorithm.Across or algorithm.Share.
+// Others cannot have such a name.
 func IsAcross(plan *penstock.Plan) bool {
 	return plan != nil && strings.HasSuffix(plan.Algorithm().Name(), "_across")
 }
@@ -210,7 +227,9 @@ func (e *Exchange) noteGrants(b *batches.Batch) {
 		}
 		limit := c.Plan.Limit()
 		units, counts := c.Cost, 2*max(limit.Period, time.Duration(float64(c.Plan.Capacity())/float64(limit.Count)*float64(limit.Period)))
-		if !isUnknown {
+		if IsDivided(c.Plan) {
+			counts = e.o.offerTime() // also what is denied: other regions lend shares by it
+		} else if !isUnknown {
 			units = 0
 			if b.Err == nil {
 				status := b.Decision.Status(i)

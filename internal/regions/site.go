@@ -24,13 +24,15 @@ type id struct {
 	limit [2]uint64
 }
 
-// A Total is how many units a region has granted of a counter.
+// A Total is how many units a region has granted of a counter. Of a limit that regions divide, it is
+// what the region offers, and needs.
 type Total struct {
 	Counter
 	Life    int64         // see algorithm.Across
-	Granted int64         // units in this life
+	Granted int64         // units in this life; of a divided limit: the offer, as algorithm.Share reports it
 	Age     time.Duration // of the life
-	Left    time.Duration // until its units are free again; of a window: until it ends
+	Needed  int64         // of a divided limit: what the region needs and has, as algorithm.Share reports it
+	Left    time.Duration // until its units are free again; of a window: until it ends; of an offer: until it ends
 }
 
 // An Ask is a question to a region: which of its totals have changed?
@@ -61,7 +63,7 @@ type Peer interface {
 
 // A Site is what a region shows to others: its store, and which of its counters have changed.
 type Site struct {
-	store     penstock.Store
+	exchange  *Exchange
 	decide    batches.Func
 	now       func() time.Time
 	maxTotals int
@@ -109,7 +111,7 @@ func (s *Site) Answer(ctx context.Context, ask Ask) (Answer, error) {
 	for i, c := range changes {
 		counters[i] = c.counter
 	}
-	answer.Totals, err = totals(ctx, s.decide, counters)
+	answer.Totals, err = s.exchange.totals(ctx, s.decide, counters, ask.From)
 	return answer, err
 }
 
@@ -120,23 +122,33 @@ func (s *Site) setContact(region string, at time.Time) {
 	s.consumers[region].contactAt = at
 }
 
-// totals returns the totals of counters in the region of the store. It leaves out those of which
-// nothing is in use.
-func totals(ctx context.Context, decide batches.Func, counters []Counter) (all []Total, err error) {
+// totals returns the totals of counters in the region of the store, for another region. It leaves
+// out those of which nothing is in use.
+func (e *Exchange) totals(ctx context.Context, decide batches.Func, counters []Counter, region string) (all []Total, err error) {
 	reports := make([]penstock.Charge, len(counters))
 	for i, c := range counters {
 		reports[i] = penstock.Charge{Key: c.Key, Plan: c.Plan, Mode: report}
+		if IsDivided(c.Plan) {
+			reports[i].Holder = region
+			if reports[i].Plan, err = e.shareOf(shareID{c.Plan, 0}); err != nil {
+				return nil, err
+			}
+		}
 	}
 	statuses, err := decideEach(ctx, decide, reports, len(reports))
 	if err != nil {
 		return nil, err
 	}
 	for i, status := range statuses {
-		if status.Granted > 0 && status.ResetAfter > 0 { // otherwise none of it is used
-			all = append(all, Total{
-				Counter: counters[i], Life: status.Wait.Microseconds(), Granted: status.Granted,
-				Age: time.Duration(status.Remaining) * time.Microsecond, Left: status.ResetAfter,
-			})
+		t := Total{Counter: counters[i], Granted: status.Granted, Left: status.ResetAfter}
+		isUsed := status.Granted > 0 && status.ResetAfter > 0
+		if IsDivided(t.Plan) {
+			t.Needed, isUsed = status.Remaining, status.Remaining > 0
+		} else {
+			t.Life, t.Age = status.Wait.Microseconds(), time.Duration(status.Remaining)*time.Microsecond
+		}
+		if isUsed {
+			all = append(all, t)
 		}
 	}
 	return all, nil

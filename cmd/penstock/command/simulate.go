@@ -62,7 +62,7 @@ func newSimulate(algorithms []*algorithm.Algorithm) *cobra.Command {
 	f.IntVar(&s.options.Instances, "instances", 1, "instances that share the limit, and take turns")
 	f.Int64Var(&s.options.Lease, "lease", 0, "units that an instance draws in advance at most, as the field lease of a policy says. Default: none")
 	f.IntVar(&s.options.Regions.Count, "regions", 1, "regions, each with a store of its own")
-	f.StringVar(&s.across, "across", "", "how one limit holds in all regions: exchange. Default: each region is on its own")
+	f.StringVar(&s.across, "across", "", "how one limit holds in all regions: exchange or share. Default: each region is on its own")
 	f.DurationVar(&s.options.Regions.Delay, "delay", 0, "how long a message between two regions takes")
 	f.StringSliceVar(&s.cuts, "cut", nil, "when a region is cut off from the others, as in 2@10s..40s for region 2")
 	f.StringVar(&s.down, "down", "", "when the store gives no answer, as in 20s..40s")
@@ -143,8 +143,11 @@ func (s *simulateCommand) read(rate string, own []*algorithm.Algorithm) (plans [
 		if len(chosen) > 1 && a.BurstUse() == algorithm.BurstUnused {
 			s.burst, l.Burst = limit.Burst, 0
 		}
-		if s.across != "" {
+		switch s.across {
+		case "exchange":
 			a = algorithm.Across(a)
+		case "share":
+			a = algorithm.Share(a, 1)
 		}
 		plan, err := l.With(a).Compile()
 		if err != nil {
@@ -165,8 +168,8 @@ func (s *simulateCommand) readRegions() error {
 		return errors.New("--across, --delay and --cut are about several regions; add --regions 2 or more")
 	case o.Count > 1 && (s.options.Instances > 1 || s.options.Lease > 0 || s.down != ""):
 		return errors.New("--instances, --lease and --down are about one region; remove them, or --regions")
-	case s.across != "" && s.across != "exchange":
-		return fmt.Errorf("--across is %q; write exchange, or remove it, so that each region is on its own", wording.Clip(s.across))
+	case s.across != "" && !slices.Contains(fieldvalues.Across, s.across):
+		return fmt.Errorf("--across is %q; write %s, or remove it, so that each region is on its own", wording.Clip(s.across), strings.Join(fieldvalues.Across, " or "))
 	case o.Delay < 0 || o.Delay > maxDelay:
 		return fmt.Errorf("--delay is %s; write 0 to %s", wording.Period(o.Delay), wording.Period(maxDelay))
 	}

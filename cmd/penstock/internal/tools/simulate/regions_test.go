@@ -41,6 +41,12 @@ func across(t testing.TB, rate string, a *algorithm.Algorithm) *penstock.Plan {
 	return limit.With(algorithm.Across(a)).MustCompile()
 }
 
+// divided is a limit across regions that divide it.
+func divided(p *penstock.Plan) *penstock.Plan {
+	limit := p.Limit()
+	return limit.With(algorithm.Share(limit.Algorithm, 1)).MustCompile()
+}
+
 // randomStory draws limits, demand, and what happens to the links and the regions.
 func randomStory(t testing.TB, seed uint64) story {
 	rng := rand.New(rand.NewPCG(seed, 1))
@@ -114,6 +120,9 @@ func randomStory(t testing.TB, seed uint64) story {
 		for range s.regions.Count {
 			s.regions.ahead = append(s.regions.ahead, time.Duration(rng.Int64N(int64(time.Hour))))
 		}
+	}
+	if rng.IntN(2) == 0 {
+		s.plan = divided(s.plan)
 	}
 	return s
 }
