@@ -4,8 +4,9 @@ import (
 	"cmp"
 	"fmt"
 	"reflect"
-	"strings"
 	"time"
+
+	"github.com/penstock/penstock/internal/wording"
 )
 
 // An Algorithm is a step and the properties that other packages need. It never changes. Make one
@@ -30,7 +31,7 @@ type Algorithm struct {
 	receiptNumber                                int // see exactRefunds; 0: without the option
 	capacityParam                                int // see exchanged; 0: without the option
 	isWindowed, isAcross                         bool
-	inner                                        *Algorithm // of Across and Share; nil for others
+	inner                                        *Algorithm // of Across and ShareAcross; nil for others
 	retryAfterGrant                              func(p *Params, cost, remaining, reset int64) int64
 
 	// Properties of a limit.
@@ -312,19 +313,7 @@ func (a *Algorithm) Window(l Limit) int64 {
 
 // Rate is the limit's rate in words: "10 per 1s", "1000 per calendar month".
 func (a *Algorithm) Rate(l Limit) string {
-	return fmt.Sprintf("%d per %s", l.Count, cmp.Or(a.windowName, PeriodText(time.Duration(l.Period)*time.Microsecond)))
-}
-
-// PeriodText is a duration without the zeros that its String ends with: 24h, not 24h0m0s.
-func PeriodText(period time.Duration) string {
-	text := period.String()
-	if strings.HasSuffix(text, "m0s") {
-		text = strings.TrimSuffix(text, "0s")
-	}
-	if strings.HasSuffix(text, "h0m") {
-		text = strings.TrimSuffix(text, "0m")
-	}
-	return text
+	return fmt.Sprintf("%d per %s", l.Count, cmp.Or(a.windowName, wording.Period(time.Duration(l.Period)*time.Microsecond)))
 }
 
 // Bound describes in words how much a limit admits. The argument capacity is the largest cost that

@@ -45,10 +45,10 @@ const (
 	maxRefresh     = 3600_000_000
 	demandPart     = 6 // of the time refresh
 
-	shareSuffix = "_share" + acrossSuffix // of the names of algorithms of Share
+	shareSuffix = "_share" + acrossSuffix // of the names of algorithms of ShareAcross
 )
 
-// Share returns an algorithm for limits that 1 to 10 regions divide among them, each with a store
+// ShareAcross returns an algorithm for limits that 1 to 10 regions divide among them, each with a store
 // of its own. Each region has an equal share of the rate and the units, and lends to others what it
 // does not need, for a few seconds at a time. The shares never add up to more than the limit. So
 // all regions together admit no more than one would.
@@ -56,9 +56,9 @@ const (
 // A region that borrows a share of a token bucket gets no tokens with it. One that lends a share
 // gives up the tokens that no longer fit.
 //
-// The limits that Share refuses or cannot have are those of [Across], and limits that have fewer
+// The limits that ShareAcross refuses or cannot have are those of [Across], and limits that have fewer
 // units than regions.
-func Share(a *Algorithm, regions int) *Algorithm {
+func ShareAcross(a *Algorithm, regions int) *Algorithm {
 	if a.inner != nil {
 		a = a.inner
 	}
@@ -118,7 +118,7 @@ type loan struct {
 	ends     int64 // when it ends, in µs since the epoch
 }
 
-// sharedStates are the States of an algorithm of Share.
+// sharedStates are the States of an algorithm of ShareAcross.
 type sharedStates struct {
 	States
 	algorithm *Algorithm

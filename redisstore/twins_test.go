@@ -82,7 +82,7 @@ func twinSubjects() []twinSubject {
 		}
 		shared := twinSubject{name: strings.Replace(s.name, "_", "_share_", 1)}
 		for i, a := range s.algorithms {
-			shared.algorithms = append(shared.algorithms, algorithm.Share(a, 1+i), algorithm.Share(a, 3))
+			shared.algorithms = append(shared.algorithms, algorithm.ShareAcross(a, 1+i), algorithm.ShareAcross(a, 3))
 		}
 		subjects = append(subjects, s, shared)
 	}
@@ -355,7 +355,7 @@ func hostileBatch(rng *rand.Rand, limits []*penstock.Plan, now time.Time, last *
 			c.Holder = fmt.Sprint("region ", rng.IntN(3+rng.IntN(14)))
 			c.Receipt = pick(rng, 1, 1, 1, 1, 2, algorithm.Max)
 			c.Patience = time.Duration(pick(rng, 0, 1, 100, l.Limit().Period.Microseconds(), last.Status(0).ResetAfter.Microseconds())) * time.Microsecond
-			if algorithm.Share(a, 1).Name() == a.Name() { // they lend each other shares: see algorithm/share.go
+			if algorithm.ShareAcross(a, 1).Name() == a.Name() { // they lend each other shares: see algorithm/share.go
 				share := func() int64 { return pick(rng, 0, 1, 20, 100, rng.Int64N(841)) }
 				c.Cost = share() + share()<<10 + pick(rng, 0, 0, 1, 2)<<20
 				c.Receipt = now.UnixMicro() + pick(rng, -1, 1, 1000, 1_000_000, 6_000_000, 60_000_000)

@@ -27,7 +27,7 @@ func (s Setup) Bound(plan *penstock.Plan) (over int64, text string) {
 			"set PENSTOCK_REGION and PENSTOCK_REGION_PEERS as for the instances, or write region and region_peers into the section server of the file"
 	case isAcross && s.Count == 1:
 		return 0, "no more: there is one region; with region_peers, all regions together have the limit"
-	case IsDivided(plan):
+	case IsShared(plan):
 		return 0, fmt.Sprintf("no more in %d regions together: each has a share, and lends what it does not need", s.Count)
 	case isAcross:
 		usual, most := Options{Every: s.Every}.RedisLag(s.Delay)
@@ -61,7 +61,7 @@ func bounded(units float64) int64 { return int64(min(units, math.MaxInt64/4)) }
 // each region that uses the key, the most units that arrive there within the lag.
 // docs/decisions/0033 has the proof.
 func Beyond(plan *penstock.Plan, lag time.Duration, demands []int64) (units int64) {
-	if len(demands) < 2 || IsDivided(plan) {
+	if len(demands) < 2 || IsShared(plan) {
 		return 0
 	}
 	isSteady, capacity := plan.Algorithm().RefillsSteadily(), plan.Capacity()

@@ -253,7 +253,7 @@ func (e *Exchange) Merge(ctx context.Context, region string, asked time.Time, an
 	maxUnknownAge := 2 * e.o.Silence
 	var charges []penstock.Charge
 	for _, t := range answer.Totals {
-		if IsDivided(t.Plan) {
+		if IsShared(t.Plan) {
 			continue
 		}
 		share, err := e.shareOf(shareID{t.Plan, regions})
@@ -290,14 +290,14 @@ func (e *Exchange) lend(ctx context.Context, region string, asked time.Time, tot
 	var counters []Counter // of the charges
 	askedAt := e.ledger.storeTime(asked)
 	for _, t := range totals {
-		if !IsDivided(t.Plan) {
+		if !IsShared(t.Plan) {
 			continue
 		}
 		plan, err := e.shareOf(shareID{t.Plan, 0})
 		if err != nil {
 			return err
 		}
-		const versions, amounts = 1 << 20, 1 << 10 // see algorithm.Share
+		const versions, amounts = 1 << 20, 1 << 10 // see algorithm.ShareAcross
 		if inContact {
 			charges = append(charges, penstock.Charge{Key: t.Key, Plan: plan, Mode: giveLoan, Holder: region, Cost: t.Needed + t.Granted/amounts/versions*versions, Patience: e.o.offerTime()})
 			counters = append(counters, t.Counter)

@@ -14,7 +14,7 @@ import (
 )
 
 // A shareID identifies the share of a limit that some regions have. If regions divide the limit
-// (algorithm.Share), it is the limit with the number of regions, because its state has the share.
+// (algorithm.ShareAcross), it is the limit with the number of regions, because its state has the share.
 type shareID struct {
 	plan    *penstock.Plan
 	regions uint64 // a bit for each region, in alphabetical order; 0 for limits that are divided
@@ -82,8 +82,8 @@ func (share shareID) compile(count int) (*penstock.Plan, error) {
 		return sum
 	}
 	limit := share.plan.Limit()
-	if IsDivided(share.plan) {
-		return limit.With(algorithm.Share(limit.Algorithm, count)).Compile()
+	if IsShared(share.plan) {
+		return limit.With(algorithm.ShareAcross(limit.Algorithm, count)).Compile()
 	}
 	if share.regions == 1<<all-1 {
 		return share.plan, nil
@@ -123,7 +123,7 @@ func (e *Exchange) Enforced(plan *penstock.Plan) *penstock.Plan {
 
 // shareIn returns the share that this region enforces while some regions are in contact.
 func (e *Exchange) shareIn(plan *penstock.Plan, inContact uint64) (*penstock.Plan, error) {
-	if IsDivided(plan) {
+	if IsShared(plan) {
 		inContact = 0
 	}
 	return e.shareOf(shareID{plan, inContact})
@@ -200,12 +200,12 @@ func (e *Exchange) withShares(b *batches.Batch, now time.Time) (*batches.Batch, 
 	return own, nil
 }
 
-// IsDivided reports whether the algorithm of a limit is one of algorithm.Share.
-func IsDivided(plan *penstock.Plan) bool {
+// IsShared reports whether the algorithm of a limit is one of algorithm.ShareAcross.
+func IsShared(plan *penstock.Plan) bool {
 	return plan != nil && strings.HasSuffix(plan.Algorithm().Name(), "_share_across")
 }
 
-// IsAcross reports whether the algorithm of a limit is one of algorithm.Across or algorithm.Share.
+// IsAcross reports whether the algorithm of a limit is one of algorithm.Across or algorithm.ShareAcross.
 // Others cannot have such a name.
 func IsAcross(plan *penstock.Plan) bool {
 	return plan != nil && strings.HasSuffix(plan.Algorithm().Name(), "_across")
@@ -227,7 +227,7 @@ func (e *Exchange) noteGrants(b *batches.Batch) {
 		}
 		limit := c.Plan.Limit()
 		units, counts := c.Cost, 2*max(limit.Period, time.Duration(float64(c.Plan.Capacity())/float64(limit.Count)*float64(limit.Period)))
-		if IsDivided(c.Plan) {
+		if IsShared(c.Plan) {
 			counts = e.o.offerTime() // also what is denied: other regions lend shares by it
 		} else if !isUnknown {
 			units = 0

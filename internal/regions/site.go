@@ -29,9 +29,9 @@ type id struct {
 type Total struct {
 	Counter
 	Life    int64         // see algorithm.Across
-	Granted int64         // units in this life; of a divided limit: the offer, as algorithm.Share reports it
+	Granted int64         // units in this life; of a divided limit: the offer, as algorithm.ShareAcross reports it
 	Age     time.Duration // of the life
-	Needed  int64         // of a divided limit: what the region needs and has, as algorithm.Share reports it
+	Needed  int64         // of a divided limit: what the region needs and has, as algorithm.ShareAcross reports it
 	Left    time.Duration // until its units are free again; of a window: until it ends; of an offer: until it ends
 }
 
@@ -128,7 +128,7 @@ func (e *Exchange) totals(ctx context.Context, decide batches.Func, counters []C
 	reports := make([]penstock.Charge, len(counters))
 	for i, c := range counters {
 		reports[i] = penstock.Charge{Key: c.Key, Plan: c.Plan, Mode: report}
-		if IsDivided(c.Plan) {
+		if IsShared(c.Plan) {
 			reports[i].Holder = region
 			if reports[i].Plan, err = e.shareOf(shareID{c.Plan, 0}); err != nil {
 				return nil, err
@@ -142,7 +142,7 @@ func (e *Exchange) totals(ctx context.Context, decide batches.Func, counters []C
 	for i, status := range statuses {
 		t := Total{Counter: counters[i], Granted: status.Granted, Left: status.ResetAfter}
 		isUsed := status.Granted > 0 && status.ResetAfter > 0
-		if IsDivided(t.Plan) {
+		if IsShared(t.Plan) {
 			t.Needed, isUsed = status.Remaining, status.Remaining > 0
 		} else {
 			t.Life, t.Age = status.Wait.Microseconds(), time.Duration(status.Remaining)*time.Microsecond

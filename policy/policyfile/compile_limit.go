@@ -71,12 +71,12 @@ type shape struct {
 	timezone              *string
 	countsDenied          bool
 	countsDeniedAt        any // a pointer to the field
-	isAcross              bool
+	across                string
 }
 
 func (l *limitConfig) shape() shape {
 	return shape{at: l, rate: &l.Rate, burst: &l.Burst, inFlight: &l.InFlight, ttl: &l.TTL, algorithm: &l.Algorithm, subWindows: &l.SubWindows, timezone: &l.Timezone,
-		countsDenied: l.CountDenied && l.Across == "", countsDeniedAt: &l.CountDenied, isAcross: l.Across != ""}
+		countsDenied: l.CountDenied && l.Across == "", countsDeniedAt: &l.CountDenied, across: l.Across}
 }
 
 // candidateShape returns the shape of a limit's candidate. The candidate takes the fields that it
@@ -84,7 +84,7 @@ func (l *limitConfig) shape() shape {
 func (c *compiler) candidateShape(l *limitConfig) shape {
 	config := l.Candidate
 	s := shape{at: config, rate: &config.Rate, burst: &config.Burst, inFlight: &config.InFlight, ttl: &config.TTL, algorithm: &config.Algorithm, subWindows: &config.SubWindows,
-		timezone: &config.Timezone, countsDeniedAt: &config.CountDenied, isAcross: l.Across != ""}
+		timezone: &config.Timezone, countsDeniedAt: &config.CountDenied, across: l.Across}
 	if config.CountDenied != nil {
 		s.countsDenied = *config.CountDenied
 	}
@@ -322,11 +322,11 @@ func (c *compiler) checkAcross(config *limitConfig) bool {
 		at        any
 		isSet     bool
 	}{
-		{"in_flight", "slots are lent for a time, and regions exchange what they have granted for good", &config.InFlight, config.InFlight.isSet()},
+		{"in_flight", "slots come back, and only what is used up for good can be counted in several regions", &config.InFlight, config.InFlight.isSet()},
 		{"max_wait", "a turn in the future cannot be booked in several regions", &config.MaxWait, config.MaxWait != 0},
 		{"lease", "units that an instance draws in advance would count in all regions", &config.Lease, config.Lease != 0},
-		{"split_into", "a counter across regions is exchanged as a whole", &config.SplitInto, config.SplitInto != 0},
-		{"count_denied", "denied requests are not exchanged", &config.CountDenied, config.CountDenied},
+		{"split_into", "a counter across regions is one counter in each region", &config.SplitInto, config.SplitInto != 0},
+		{"count_denied", "denied requests count in no other region", &config.CountDenied, config.CountDenied},
 	} {
 		if field.isSet {
 			c.fail(field.at, "a limit across regions cannot have %s: %s; remove %[1]s or across", field.name, field.why)

@@ -68,8 +68,11 @@ func (c *compiler) compileVariant(s shape, tier string) (penstock.Limit, bool) {
 		c.fail(s.countsDeniedAt, "%s cannot count denied requests; remove count_denied, or use token-bucket, sub-window or another window", a.Title())
 		return limit, false
 	}
-	if s.isAcross {
+	switch s.across {
+	case "exchange":
 		limit.Algorithm = algorithm.Across(a)
+	case "share":
+		limit.Algorithm = algorithm.ShareAcross(a, 1) // package regions knows how many there are
 	}
 	return limit, c.setBurst(s, tier, &limit, at)
 }

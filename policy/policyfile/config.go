@@ -65,7 +65,7 @@ type limitConfig struct {
 	SubWindows   int              `yaml:"sub_windows" jsonschema:"With sub-window: into how many sub-windows the window is divided. Default: 10."`
 	Timezone     string           `yaml:"timezone" jsonschema:"With a calendar rate: the time zone, such as Europe/Berlin. Default: UTC."`
 	CountDenied  bool             `yaml:"count_denied" jsonschema:"Denied requests count too, until twice the limit is used. So a client that keeps retrying stays out. Default: false."`
-	Across       string           `yaml:"across" jsonschema:"exchange: all regions enforce one limit together. Each region has a Redis of its own, and tells the others what it has granted. Needs penstock serve with region_peers. Default: each region enforces the limit on its own."`
+	Across       string           `yaml:"across" jsonschema:"how all regions enforce one limit together, each with a Redis of its own. exchange: each tells the others what it has granted, and a little more than the limit may pass. share: each has a share, and lends what it does not need, so never more than the limit passes. Needs penstock serve with region_peers. Default: each region enforces the limit on its own."`
 	Per          identityConfig   `yaml:"per" jsonschema:"The identity that the limit counts by. Default: the rule's."`
 	Cost         costConfig       `yaml:"cost" jsonschema:"How many units a request costs. Default: 1."`
 	OnStatus     []string         `yaml:"on_status" jsonschema:"Charges only requests whose response has one of these statuses: 401, 5xx, 400-499."`

@@ -45,7 +45,7 @@ func newReset(algorithms []*algorithm.Algorithm) *cobra.Command {
 			"no policy, but the token of PENSTOCK_OPERATOR_TOKEN or PENSTOCK_OPERATOR_TOKEN_FILE. penstock denials and the log print a\n" +
 			"ref beside each masked key; --ref resets that key.\n\n" +
 			"Running instances may repeat a denial from their caches for deny_cache_ttl (1s by default). They keep the units that they\n" +
-			"have leased. Limits with across: exchange are reset in this region only: run reset in each region.\n\n" +
+			"have leased. Limits with across are reset in this region only: run reset in each region.\n\n" +
 			"Exit status: 0 reset, 3 nothing was used, 4 the operator token is wrong or missing, 5 the store or the instance gives no answer.",
 		Example: "  penstock reset key:abc --reason support-4711 --store redis://localhost:6379 --config rules.yaml\n" +
 			"  penstock reset ip:192.0.2.1 --rule login --reason 'wrong password manager' --yes",

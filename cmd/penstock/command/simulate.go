@@ -147,7 +147,7 @@ func (s *simulateCommand) read(rate string, own []*algorithm.Algorithm) (plans [
 		case "exchange":
 			a = algorithm.Across(a)
 		case "share":
-			a = algorithm.Share(a, 1)
+			a = algorithm.ShareAcross(a, 1)
 		}
 		plan, err := l.With(a).Compile()
 		if err != nil {

@@ -352,7 +352,10 @@ func algorithmText(l *policy.Limit) string {
 	if l.Timezone != "" {
 		text += " of " + l.Timezone
 	}
-	if regions.IsAcross(l.Variants[0]) {
+	switch {
+	case regions.IsShared(l.Variants[0]):
+		text += ", across regions, which have shares and lend them"
+	case regions.IsAcross(l.Variants[0]):
 		text += ", across regions, which exchange what they grant"
 	}
 	return text

@@ -12,6 +12,7 @@ import (
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/policy/describe"
 	"github.com/penstock/penstock/internal/redisclient"
+	"github.com/penstock/penstock/internal/regions"
 	"github.com/penstock/penstock/redisstore"
 )
 
@@ -63,11 +64,11 @@ func (r *Reader) Read(ctx context.Context, limits []Limit) (penstock.Source, err
 	return source, nil
 }
 
-// ShareOf returns what is enforced of a limit, and its rate in words if this is a share.
+// ShareOf returns what is enforced of a limit, and its rate in words if that is less than the limit.
 func ShareOf(plan *penstock.Plan, enforced func(*penstock.Plan) *penstock.Plan) (*penstock.Plan, string) {
 	share := enforced(plan)
-	if share == plan {
-		return plan, ""
+	if share == plan || regions.IsShared(plan) { // the state says which share a region has
+		return share, ""
 	}
 	return share, describe.Rate(share)
 }

@@ -125,7 +125,7 @@ func (c *Core) checkRules(rules *policy.Rules) error {
 			continue
 		}
 		if c.Settings.Region == "" {
-			return fmt.Errorf("%w: limit %s.%s has across: exchange, and this instance belongs to no region; write --region and --region-peers, or --region alone if there is only one region",
+			return fmt.Errorf("%w: limit %s.%s has across, and this instance belongs to no region; write --region and --region-peers, or --region alone if there is only one region",
 				penstock.ErrInvalid, plan.Group(), plan.Name())
 		}
 		if c.regions.Instance != nil {

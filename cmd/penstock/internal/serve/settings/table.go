@@ -75,7 +75,7 @@ func (s *Settings) rows() []Row {
 				"The instances that share a Redis are counted too, and the larger number applies"},
 
 		{Group: "Several regions", Name: "region", Form: Form{Value: "name", set: s.setRegion},
-			Help: "name of this instance's region, for limits with across: exchange; all instances that share the store have one name"},
+			Help: "name of this instance's region, for limits with across; all instances that share the store have one name"},
 		{Name: "region-peers", IsSecret: true, Form: Form{Value: "name=url,…", set: s.setRegionPeers},
 			Help: "the other regions and the URLs of their stores, such as us=rediss://limiter:password@redis.us:6379,ap=rediss://…; without them, " +
 				"this region has limits with across alone. All regions need the same policy, prefix and key-hash-secret"},

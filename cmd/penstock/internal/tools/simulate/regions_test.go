@@ -44,7 +44,7 @@ func across(t testing.TB, rate string, a *algorithm.Algorithm) *penstock.Plan {
 // divided is a limit across regions that divide it.
 func divided(p *penstock.Plan) *penstock.Plan {
 	limit := p.Limit()
-	return limit.With(algorithm.Share(limit.Algorithm, 1)).MustCompile()
+	return limit.With(algorithm.ShareAcross(limit.Algorithm, 1)).MustCompile()
 }
 
 // randomStory draws limits, demand, and what happens to the links and the regions.
