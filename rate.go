@@ -10,7 +10,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/penstock/penstock/algorithm"
-	"github.com/penstock/penstock/internal/wording"
 )
 
 // ParseRate reads a limit as people write it:
@@ -425,5 +424,5 @@ func periodName(period time.Duration) string {
 	if period%day == 0 {
 		return fmt.Sprintf("every-%dd", period/day)
 	}
-	return "every-" + strings.Replace(wording.Period(period), "µ", "u", 1)
+	return "every-" + strings.Replace(algorithm.PeriodText(period), "µ", "u", 1)
 }

@@ -4,9 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"reflect"
+	"strings"
 	"time"
-
-	"github.com/penstock/penstock/internal/wording"
 )
 
 // An Algorithm is a step and the properties that other packages need. It never changes. Make one
@@ -313,7 +312,19 @@ func (a *Algorithm) Window(l Limit) int64 {
 
 // Rate is the limit's rate in words: "10 per 1s", "1000 per calendar month".
 func (a *Algorithm) Rate(l Limit) string {
-	return fmt.Sprintf("%d per %s", l.Count, cmp.Or(a.windowName, wording.Period(time.Duration(l.Period)*time.Microsecond)))
+	return fmt.Sprintf("%d per %s", l.Count, cmp.Or(a.windowName, PeriodText(time.Duration(l.Period)*time.Microsecond)))
+}
+
+// PeriodText is a duration without the zeros that its String ends with: 24h, not 24h0m0s.
+func PeriodText(period time.Duration) string {
+	text := period.String()
+	if strings.HasSuffix(text, "m0s") {
+		text = strings.TrimSuffix(text, "0s")
+	}
+	if strings.HasSuffix(text, "h0m") {
+		text = strings.TrimSuffix(text, "0m")
+	}
+	return text
 }
 
 // Bound describes in words how much a limit admits. The argument capacity is the largest cost that
@@ -345,9 +356,6 @@ func (a *Algorithm) Share(l Limit, n int64) (Limit, bool) {
 	}
 	return a.firstValid(a.possibleShares(l.withBurst(a), n))
 }
-
-// CanSplit reports whether limits can be split.
-func (a *Algorithm) CanSplit() bool { return a.possibleParts != nil }
 
 // Part returns part i of a limit that is split into n parts, or false if that is not possible.
 func (a *Algorithm) Part(l Limit, n, i int64) (Limit, bool) {

@@ -31,14 +31,14 @@ func TestSharesAndPartsAddUp(t *testing.T) {
 				sum := int64(0)
 				for i := range n {
 					part, ok := a.Part(whole, n, i)
-					if ok != a.CanSplit() {
-						t.Errorf("%s: part %d of %d of %+v exists: %v; want %v, as CanSplit returns", a.Title(), i, n, whole, ok, a.CanSplit())
+					if ok != (a.possibleParts != nil) {
+						t.Errorf("%s: part %d of %d of %+v exists: %v; want %v", a.Title(), i, n, whole, ok, a.possibleParts != nil)
 					}
 					if ok {
 						sum += capacity(a, part)
 					}
 				}
-				if a.CanSplit() && sum != want {
+				if (a.possibleParts != nil) && sum != want {
 					t.Errorf("%s: %d parts of %+v admit %d together; want %d", a.Title(), n, whole, sum, want)
 				}
 				checked++
@@ -51,7 +51,7 @@ func TestSharesAndPartsAddUp(t *testing.T) {
 func TestAlgorithmWithoutOptionsHasTheDefaults(t *testing.T) {
 	a := Define("mine", "", func(s int, _ Params, _ Request, _ int64) (Outcome, int) { return Outcome{}, s },
 		func(Limit) (Params, error) { return Params{}, nil })
-	if a.CanRefund() || a.CanBook() || a.CanSplit() || a.NeedsHolder() || a.OwnsRefunds() || a.IsAdditive() || a.IsCalendar() || a.IsCollection() ||
+	if a.CanRefund() || a.CanBook() || a.possibleParts != nil || a.NeedsHolder() || a.OwnsRefunds() || a.IsAdditive() || a.IsCalendar() || a.IsCollection() ||
 		a.RefillsSteadily() || a.WindowsDiffer() || a.Decay() != DecayUnknown || a.BurstUse() != BurstUnused {
 		t.Errorf("an algorithm without options has the properties %+v; want none", a)
 	}

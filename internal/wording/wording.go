@@ -8,6 +8,8 @@ import (
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/penstock/penstock/algorithm"
 )
 
 // List joins names with commas, and the last one with a word such as "and".
@@ -31,16 +33,7 @@ func ShortList(names []string, and string) string {
 }
 
 // Period formats a duration without zeros at its end: 24h, not 24h0m0s.
-func Period(d time.Duration) string {
-	text := d.String()
-	if strings.HasSuffix(text, "m0s") {
-		text = strings.TrimSuffix(text, "0s")
-	}
-	if strings.HasSuffix(text, "h0m") {
-		text = strings.TrimSuffix(text, "0m")
-	}
-	return text
-}
+func Period(d time.Duration) string { return algorithm.PeriodText(d) }
 
 // Size formats a number of bytes in the largest unit that needs no fraction: 64KB, 100 bytes.
 func Size(n int64) string {

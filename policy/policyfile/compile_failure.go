@@ -129,7 +129,7 @@ func (c *compiler) compileSplitInto(l *policy.Limit, config *limitConfig) {
 	for i := range l.Variants {
 		plan := l.Variants[i]
 		switch {
-		case !plan.Algorithm().CanSplit():
+		case plan.Part(1, 0) == nil:
 			c.fail(at, "%s cannot be split; remove split_into, or use token-bucket", plan.Algorithm().Title())
 			return
 		case plan.CountsDenied():

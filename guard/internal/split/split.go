@@ -801,7 +801,7 @@ func partOf(whole int64, n, i int) int64 {
 // because each part that denies a request would count it.
 func PartsOf(l penstock.Limit, n int) *Parts {
 	plan, err := l.Compile()
-	if err != nil || !plan.Algorithm().CanSplit() || plan.CountsDenied() {
+	if err != nil || plan.CountsDenied() {
 		return nil
 	}
 	capacity := plan.Capacity()
