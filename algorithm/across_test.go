@@ -17,16 +17,22 @@ func acrossAlgorithms() []*Algorithm {
 
 // eachSeed runs a check with many seeds, for each algorithm that Across supports.
 func eachSeed(t *testing.T, check func(t *testing.T, a *Algorithm, rng *rand.Rand) error) {
-	seeds := effort.Of(300, 100_000)
 	for _, a := range acrossAlgorithms() {
-		for i := range uint64(seeds) {
-			seed := effort.Seed() + i
-			if err := check(t, a, rand.New(rand.NewPCG(seed, 0))); err != nil {
-				t.Fatalf("PENSTOCK_SEED=%d, %s: %v", seed, a.Title(), err)
-			}
+		eachSeedOf(t, a.Title(), func(rng *rand.Rand) error { return check(t, a, rng) })
+	}
+}
+
+// eachSeedOf runs a check of an algorithm with many seeds.
+func eachSeedOf(t *testing.T, title string, check func(rng *rand.Rand) error) {
+	t.Helper()
+	seeds := effort.Of(300, 100_000)
+	for i := range uint64(seeds) {
+		seed := effort.Seed() + i
+		if err := check(rand.New(rand.NewPCG(seed, 0))); err != nil {
+			t.Fatalf("PENSTOCK_SEED=%d, %s: %v", seed, title, err)
 		}
 	}
-	t.Logf("counted: %d cases of laws", seeds*len(acrossAlgorithms()))
+	t.Logf("counted: %d cases of laws", seeds)
 }
 
 // A counterUnderTest is one state with a clock.
