@@ -394,7 +394,7 @@ func (g *sharing) loanOf(holder string, now int64, add bool) *loan {
 func (g *sharing) take(r *Request, out *Outcome, now int64) bool {
 	offer, version := r.Cost%shareBase, r.Cost/shareBase%versionBase
 	l := g.loanOf(r.Holder, now, offer > 0)
-	if l == nil || r.Receipt <= now || r.Receipt-now > g.refresh {
+	if l == nil {
 		return false
 	}
 	ends := r.Receipt
@@ -449,7 +449,7 @@ func (g *sharing) give(r *Request, now, base, least, need, room, memory, others 
 	}
 	offer = max(min(offer, free, l.lent+room), 0)
 	if offer != l.offered {
-		l.offered, l.version = offer, l.version%(versionBase-1)+1
+		l.offered, l.version = offer, nextVersion(l.version, now)
 		l.lent = max(l.lent, offer)
 	}
 	g.refresh = min(max(r.Patience, minRefresh), maxRefresh)
@@ -457,4 +457,14 @@ func (g *sharing) give(r *Request, now, base, least, need, room, memory, others 
 		l.until = max(l.until, now+g.refresh+memory)
 	}
 	return true
+}
+
+// nextVersion returns a version after another one, 0 for none. It follows the clock, so that it is
+// also after those of loans that were removed. Versions are from 1, and begin anew after 19 hours.
+func nextVersion(version, now int64) int64 {
+	next, clock := version%(versionBase-1)+1, now>>16%(versionBase-1)+1
+	if version == 0 || (clock-next+versionBase)%versionBase < versionBase/2 {
+		return clock
+	}
+	return next
 }

@@ -151,7 +151,7 @@ local function name_across(p1, p2, p3, p4, mode, cost, patience, now, holder, re
     elseif mode == MERGE then
       local offer, theirs = cost % 1024, div(cost, 1024) % 1048576
       local islate = istaken and theirs ~= taken and (taken - theirs + 1048576) % 1048576 < 524288
-      changed = receipt > now and receipt - now <= refresh and not (isnew and (offer == 0 or #numbers == own + 5 * MAXLOANS)) and not islate
+      changed = not (isnew and (offer == 0 or #numbers == own + 5 * MAXLOANS)) and not islate
       if changed then
         result[1] = offer + (theirs ~= taken and 1 or 0)
         borrowed, ending, taken = offer, istaken and theirs == taken and math.max(receipt, ending) or receipt, theirs
@@ -186,7 +186,11 @@ local function name_across(p1, p2, p3, p4, mode, cost, patience, now, holder, re
         end
         offer = math.max(math.min(offer, free), 0)
         if offer ~= offered then
-          offered, version, lent = offer, version % 1048575 + 1, math.max(lent, offer)
+          local following, clock = version % 1048575 + 1, div(now, 65536) % 1048575 + 1
+          if version == 0 or (clock - following + 1048576) % 1048576 < 524288 then
+            following = clock
+          end
+          offered, version, lent = offer, following, math.max(lent, offer)
         end
         refresh = math.min(math.max(patience, MINREFRESH), MAXREFRESH)
         if offered > 0 then

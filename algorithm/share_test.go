@@ -97,7 +97,7 @@ func TestSharesAddNothing(t *testing.T) {
 					asked := now - rng.Int64N(200_000)
 					report := regions[from].at(now).do(Request{Mode: reportLoan, Holder: regions[to].name})
 					for range rng.IntN(3) {
-						inFlight = append(inFlight, message{from, to, report, asked, now + rng.Int64N(1_500_000)})
+						inFlight = append(inFlight, message{from, to, report, asked, now + rng.Int64N(1_500_000+rng.Int64N(4_000_000))})
 					}
 				}
 				inFlight = slices.DeleteFunc(inFlight, func(m message) bool {
@@ -151,6 +151,31 @@ func TestOneRegionHasTheWholeLimit(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// A share that comes back brings no tokens. It is refilled from the moment at which the loan ended,
+// although nothing was asked for then.
+func TestShareComesBackEmpty(t *testing.T) {
+	c := newCounter(t, ShareAcross(TokenBucket, 2), Limit{Count: 1000, Period: 1_000_000, Burst: 1000}, someDay)
+	c.do(Request{Mode: giveLoan, Holder: "b", Cost: wholeShare + wholeShare/2*shareBase, Patience: 6_000_000})
+	for _, step := range []struct{ after, want int64 }{
+		{0, 50}, // a tenth of a half
+		{5_900_000, 50},
+		{100_000, 5},
+		{200_000, 100},
+		{2_000_000, 500},
+	} {
+		c.now += step.after
+		if got := c.do(Request{Mode: Draw, Cost: 1000}).Granted; got != step.want {
+			t.Errorf("at %d µs, %d units are granted; want %d", c.now-someDay, got, step.want)
+		}
+	}
+	c.now += 10_000_000 // so that nothing is needed here
+	c.do(Request{Mode: giveLoan, Holder: "b", Cost: wholeShare + wholeShare/2*shareBase, Patience: 6_000_000})
+	c.now += 6_200_000
+	if got := c.do(Request{Mode: Draw, Cost: 1000}).Granted; got != 150 {
+		t.Errorf("0.2 s after the loan has ended, %d units are granted; want 150", got)
+	}
 }
 
 // An offer comes late, after a newer one. A region that would take it had more than it was given.
