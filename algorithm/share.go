@@ -43,7 +43,7 @@ const (
 	defaultRefresh = 6_000_000
 	minRefresh     = 1000
 	maxRefresh     = 3600_000_000
-	demandPart     = 6 // of the time refresh
+	demandPart     = 3 // of the time refresh
 
 	shareSuffix = "_share" + acrossSuffix // of the names of algorithms of ShareAcross
 )
@@ -442,8 +442,12 @@ func (g *sharing) give(r *Request, now, base, least, need, room, memory, others 
 	switch {
 	case spare < 0:
 		offer += spare
-	case missing > 0 && isTaken:
-		offer += min(cdiv(missing, others), spare)
+	case missing > 0: // what is lent anyway can be offered again
+		most := l.lent - l.offered
+		if isTaken {
+			most = max(most, spare)
+		}
+		offer += min(cdiv(missing, others), most)
 	case missing < -base/8:
 		offer -= cdiv(-missing, others)
 	}

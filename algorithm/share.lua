@@ -176,8 +176,8 @@ local function name_across(p1, p2, p3, p4, mode, cost, patience, now, holder, re
         local offer, missing = offered, want - has
         if spare < 0 then
           offer = offer + spare
-        elseif missing > 0 and theirs == version then
-          offer = offer + math.min(cdiv(missing, others), spare)
+        elseif missing > 0 then -- what is lent anyway can be offered again
+          offer = offer + math.min(cdiv(missing, others), theirs == version and math.max(lent - offered, spare) or lent - offered)
         elseif missing < -div(base, 8) then
           offer = offer - cdiv(-missing, others)
         end

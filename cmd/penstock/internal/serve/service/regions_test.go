@@ -3,6 +3,7 @@ package service
 import (
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"slices"
@@ -261,6 +262,10 @@ rules:
     limits:
       - {rate: "40/s, burst 40", across: exchange}
       - {name: total, rate: "1000/30day, burst 100k", across: exchange}
+  - name: quota
+    match: {path: /quota}
+    per: global
+    limits: [{rate: 30/30day, algorithm: fixed-window, across: share}]
 `)
 	limit, err := penstock.ParseRate("1000/30day, burst 100000")
 	if err != nil {
@@ -383,6 +388,8 @@ rules:
 	conserved("after the leader has died", all+2)
 	r.awaitContact("eu", true)
 
+	r.testQuota()
+
 	if _, err := r.servers["us"].Do("FLUSHALL"); err != nil {
 		t.Fatal(err)
 	}
@@ -404,6 +411,30 @@ rules:
 			}
 			return nil
 		})
+	}
+}
+
+// testQuota uses up a limit that regions share. One region needs all of it, and borrows what the
+// others do not need. Then the others have what they never lend, and together they admit the limit.
+func (r *regionTest) testQuota() {
+	r.Helper()
+	admitted := make(map[string]int)
+	send := func(region string) {
+		if r.services[region].mustSend("GET", "/quota").StatusCode == 200 {
+			admitted[region]++
+		}
+	}
+	eventually.True(r.T, "eu has borrowed what the others can lend", func() bool {
+		send("eu")
+		return admitted["eu"] >= 28
+	})
+	for _, name := range regionNames {
+		for range 20 {
+			send(name)
+		}
+	}
+	if want := map[string]int{"eu": 28, "ap": 1, "us": 1}; !maps.Equal(admitted, want) {
+		r.Errorf("of a limit of 30 units, the regions admit %v; want %v", admitted, want)
 	}
 }
 
