@@ -162,6 +162,10 @@ func (c *compiler) compileShape(l *policy.Limit, s shape, name string) {
 		}
 		l.Algorithm = plan.Algorithm().Title()
 		l.Variants = append(l.Variants, plan)
+		isSlow := time.Duration(float64(plan.Capacity())/float64(limit.Count)*float64(limit.Period)) > time.Minute
+		if s.across == "share" && limit.Algorithm.RefillsSteadily() && isSlow {
+			c.hint(s.rate, "a token bucket that refills in more than a minute cannot lend its burst to other regions; write algorithm: fixed-window, or a calendar rate")
+		}
 	}
 	if len(l.Variants) < len(tiers) {
 		l.Variants = nil // there were mistakes

@@ -184,6 +184,21 @@ func TestHintsOfClientsThatShareTheKeyUnknown(t *testing.T) {
 	}
 }
 
+func TestHintOfSharesOfSlowBuckets(t *testing.T) {
+	for limit, want := range map[string]string{
+		"rate: 1000/day, across: share":                          "cannot lend its burst to other regions",
+		"rate: \"10/s, burst 1000\", across: share":              "cannot lend its burst to other regions",
+		"rate: 100/s, across: share":                             "",
+		"rate: 1000/day, algorithm: fixed-window, across: share": "",
+		"rate: 1000/day, across: exchange":                       "",
+	} {
+		text := "rules: [{name: a, per: global, limits: [{" + limit + "}]}]\n"
+		if p := policyIn(t, "policy.yaml", text); !hasOnly(p.Hints, want) {
+			t.Errorf("%s\nhas the hints %v; want %q", text, p.Hints, want)
+		}
+	}
+}
+
 func TestErrorsShowHowToWriteWhatWasMeant(t *testing.T) {
 	for text, want := range map[string]string{
 		"rules: [{name: a, match: {path: /users/{id}}, per: ip, limits: [{rate: 1/s}]}]":      `a text with { needs quotes within the bracket that opens in line 1, column 26; write "/users/{id}", with the quotes`,
