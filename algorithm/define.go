@@ -243,10 +243,6 @@ func (a *Algorithm) ParamsAt(p Params, now int64) Params {
 // depend on the time.
 func (a *Algorithm) IsCalendar() bool { return a.paramsAt != nil }
 
-// Windows names windows that have no fixed length, such as "calendar month". The name is empty if
-// windows have a fixed length.
-func (a *Algorithm) Windows() string { return a.windowName }
-
 // NewStates returns an empty set of states.
 func (a *Algorithm) NewStates() States { return a.newStates() }
 

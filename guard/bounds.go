@@ -18,15 +18,12 @@ type Bound struct {
 	When string
 
 	// MaxExcess is how many units beyond the limit all instances together may admit under one key, in
-	// any interval that the situation touches. Unbounded: any number.
+	// any interval that the situation touches. math.MaxInt64: any number.
 	MaxExcess int64
 
 	// Text is the bound in words.
 	Text string
 }
-
-// Unbounded is the MaxExcess of a situation without a bound.
-const Unbounded = math.MaxInt64
 
 // Bounds returns what Standard with these Options guarantees for a limit, one Bound for each
 // situation that can occur. The first is what the limit itself admits: docs/algorithms.md has the
@@ -112,13 +109,13 @@ func (b *bounds) outageBounds() []Bound {
 	switch b.settings.OnFailure {
 	case FailOpen:
 		if b.settings.Ceiling == (penstock.Limit{}) {
-			return []Bound{{fails, Unbounded, "everything passes, and is not counted"}}
+			return []Bound{{fails, math.MaxInt64, "everything passes, and is not counted"}}
 		}
 		ceiling, err := b.settings.Ceiling.Compile()
 		if err != nil {
 			return []Bound{{fails, 0, "nothing passes: the ceiling is not valid"}}
 		}
-		return []Bound{{fails, Unbounded, fmt.Sprintf("at each instance %s", ceiling.Bound())}}
+		return []Bound{{fails, math.MaxInt64, fmt.Sprintf("at each instance %s", ceiling.Bound())}}
 	case FailClosed:
 		return []Bound{{fails, 0, "nothing passes"}}
 	}

@@ -2,6 +2,7 @@ package guard_test
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -37,9 +38,9 @@ func TestBoundsOfEachSetting(t *testing.T) {
 			text: "200 units more around the end: what passed in the outage is not charged later"},
 		{limit: bucket, settings: guard.Settings{OnFailure: guard.FailClosed}, instances: 3, when: "store fails", over: 0,
 			text: "nothing passes"},
-		{limit: bucket, settings: guard.Settings{OnFailure: guard.FailOpen}, instances: 3, when: "store fails", over: guard.Unbounded,
+		{limit: bucket, settings: guard.Settings{OnFailure: guard.FailOpen}, instances: 3, when: "store fails", over: math.MaxInt64,
 			text: "everything passes, and is not counted"},
-		{limit: bucket, settings: guard.Settings{OnFailure: guard.FailOpen, Ceiling: penstock.PerSecond(500)}, instances: 3, when: "store fails", over: guard.Unbounded,
+		{limit: bucket, settings: guard.Settings{OnFailure: guard.FailOpen, Ceiling: penstock.PerSecond(500)}, instances: 3, when: "store fails", over: math.MaxInt64,
 			text: "at each instance 500 at once, and 500 per 1s"},
 		{limit: bucket, settings: guard.Settings{Lease: 100}, instances: 2, when: "leased", over: 50,
 			text: "50 units more: a block of 25 for each of 2 instances, which may hold it unspent for 1s; while traffic is below the limit, leases admit at least 97 % of what the store alone would admit"},

@@ -18,12 +18,6 @@ type DenyOptions struct {
 	// MaxAge is the longest time for which a denial is cached. A Refund, Reset or Force that bypasses
 	// this guard, such as one by another instance, may be noticed only then. Default: 1 s.
 	MaxAge time.Duration
-
-	// MaxEntries is the largest number of cached denials, rounded up to a power of two of at least 8.
-	// If there are more, the denial that ends first is removed, and the next request for it is sent to
-	// the store. A denial takes about 190 bytes, and 110 more for each charge beyond the first. It
-	// also keeps the plans of its limits in memory. Default: 65,536.
-	MaxEntries int
 }
 
 // Deny caches denials of the store and repeats them. So requests of a key over its limit do not
@@ -85,15 +79,22 @@ type DenyOptions struct {
 // When a denial ends, the first request is sent to the store. Requests that come before the store
 // has replied wait for that reply, until their contexts end. If the reply denies these requests
 // too, they get it. If it does not, they are sent to the store.
+//
+// At most 65,536 denials are cached. If there are more, the denial that ends first is removed.
 func Deny(o DenyOptions) penstock.Decorator {
 	return func(next penstock.Store) penstock.Store {
-		return newDenyCache(next, denyOptions{MaxAge: o.MaxAge, MaxEntries: o.MaxEntries})
+		return newDenyCache(next, denyOptions{MaxAge: o.MaxAge})
 	}
 }
 
 // denyOptions are DenyOptions and those that only Standard sets.
 type denyOptions struct {
-	MaxAge     time.Duration
+	MaxAge time.Duration
+
+	// MaxEntries is the largest number of cached denials, rounded up to a power of two of at least 8.
+	// If there are more, the denial that ends first is removed, and the next request for it is sent to
+	// the store. A denial takes about 190 bytes, and 110 more for each charge beyond the first. It
+	// also keeps the plans of its limits in memory. Default: 65,536.
 	MaxEntries int
 
 	// Limits returns the Settings of a limit. Their DenyCacheTTL replaces MaxAge. Limits is called

@@ -3,6 +3,7 @@ package guard_test
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
@@ -10,7 +11,7 @@ import (
 )
 
 func ExampleDeny() {
-	store := penstock.Wrap(memstore.New(memstore.Options{}), guard.Deny(guard.DenyOptions{MaxEntries: 10_000}))
+	store := penstock.Wrap(memstore.New(memstore.Options{}), guard.Deny(guard.DenyOptions{MaxAge: time.Minute}))
 	limiter, err := penstock.NewLimiter(store, "login", penstock.PerHour(2))
 	if err != nil {
 		panic(err)

@@ -10,11 +10,11 @@ import (
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/guard"
 	"github.com/penstock/penstock/internal/testing/effort"
+	"github.com/penstock/penstock/internal/testing/turns"
 	"github.com/penstock/penstock/memstore"
-	"github.com/penstock/penstock/storetest"
 )
 
-// withoutRetryAfter replaces the RetryAfter of denials by Never, which storetest.Turns does not
+// withoutRetryAfter replaces the RetryAfter of denials by Never, which turns.Test does not
 // check. The wrapper is for guards that promise no exact RetryAfter.
 func withoutRetryAfter(store penstock.Store) penstock.Store {
 	return penstock.StoreFunc(func(ctx context.Context, charges []penstock.Charge) (penstock.Decision, error) {
@@ -96,20 +96,20 @@ func TestLimitsInTurnKeepTheBoundOfEachGuard(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			runs := 0
-			for _, limits := range storetest.SomeTurns() {
+			for _, limits := range turns.SomeLimits() {
 				for seed := range uint64(seeds) {
 					synctest.Test(t, func(t *testing.T) {
-						turns := storetest.Turns{Limits: limits, Now: time.Now, Advance: time.Sleep, Key: "k"}
+						test := turns.Test{Limits: limits, Now: time.Now, Advance: time.Sleep, Key: "k"}
 						for _, limit := range limits {
 							if c.slack != nil {
-								turns.Slack = max(turns.Slack, c.slack(limit))
+								test.Slack = max(test.Slack, c.slack(limit))
 							}
 						}
 						var end func()
-						turns.Store, end = c.wrap(newFaulty())
+						test.Store, end = c.wrap(newFaulty())
 						defer end()
 						const steps = 300
-						if err := turns.Run(t.Context(), rand.New(rand.NewPCG(seed, 26)), steps); err != nil {
+						if err := test.Run(t.Context(), rand.New(rand.NewPCG(seed, 26)), steps); err != nil {
 							t.Errorf("seed %d, the limits %v: %v", seed, limits, err)
 						}
 						runs++
@@ -167,7 +167,7 @@ func TestBusyLeasesOfLimitsInTurnKeepTheirBound(t *testing.T) {
 					if limits[0].Algorithm().Name() == penstock.FixedWindow.Name() && len(lengths) > 1 {
 						slack = instances * 25 // a block is a quarter of the Count of 400, divided by the instances
 					}
-					bound := storetest.InTurn(limits)
+					bound := turns.Bound(limits)
 					var at []time.Time // when each unit was admitted
 					leased := 0
 					for range 2000 {

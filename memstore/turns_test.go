@@ -7,24 +7,24 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/testing/effort"
+	"github.com/penstock/penstock/internal/testing/turns"
 	"github.com/penstock/penstock/memstore"
-	"github.com/penstock/penstock/storetest"
 )
 
 // Limits take turns to use one counter. Together they admit what the largest of them admits.
 func TestLimitsInTurnStayWithinTheBound(t *testing.T) {
 	effort.SkipUnderRace(t)
 	t.Parallel()
-	for _, limits := range storetest.SomeTurns() {
+	for _, limits := range turns.SomeLimits() {
 		t.Run(limits[0].String(), func(t *testing.T) {
 			t.Parallel()
 			for seed := range uint64(effort.Of(10, 400)) {
 				clock := newManualClock()
-				turns := storetest.Turns{
+				test := turns.Test{
 					Store: memstore.New(memstore.Options{Now: clock.Now}), Limits: limits, Now: clock.Now, Advance: clock.advance,
 				}
 				const steps = 300
-				if err := turns.Run(t.Context(), rand.New(rand.NewPCG(seed, 1)), steps); err != nil {
+				if err := test.Run(t.Context(), rand.New(rand.NewPCG(seed, 1)), steps); err != nil {
 					t.Fatalf("seed %d: Run returned %v; want no error", seed, err)
 				}
 			}

@@ -9,7 +9,9 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/admission"
+	"github.com/penstock/penstock/algorithm"
 	"github.com/penstock/penstock/guard"
+	"github.com/penstock/penstock/internal/testing/eventually"
 	"github.com/penstock/penstock/internal/testing/redistest"
 	"github.com/penstock/penstock/policy"
 	"github.com/penstock/penstock/redisguard"
@@ -147,5 +149,64 @@ func TestPolicyNeedsGuardsThatKnowItsSettings(t *testing.T) {
 		if err := store.Close(); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// Programs of two regions enforce one limit of each kind, without penstock serve.
+func TestRegionsEnforceOneLimit(t *testing.T) {
+	t.Parallel()
+	servers := map[string]string{"eu": redistest.Start(t).URL(), "us": redistest.Start(t).URL()}
+	stores := make(map[string]*redisguard.Store)
+	open := func(self, peer string) *redisguard.Store {
+		o := patientOptions
+		o.Region, o.RegionPeers, o.RegionInterval = self, map[string]string{peer: servers[peer]}, 200*time.Millisecond
+		s, err := redisguard.Open(servers[self], o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { s.Close() })
+		return s
+	}
+	stores["eu"], stores["us"] = open("eu", "us"), open("us", "eu")
+	exchanged := penstock.Per(100, 30*24*time.Hour).With(algorithm.Across(penstock.TokenBucket)).MustCompile()
+	shared := penstock.Per(100, 30*24*time.Hour).With(algorithm.ShareAcross(penstock.FixedWindow, 2)).WithName("shared").MustCompile()
+	draw := func(region string, plan *penstock.Plan, units int64) int64 {
+		t.Helper()
+		d, err := stores[region].Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: plan, Mode: penstock.Draw, Cost: units}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d.Status(0).Granted
+	}
+	if _, err := stores["eu"].Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: exchanged, Cost: 1}}); !errors.Is(err, penstock.ErrInvalid) || !strings.Contains(err.Error(), "call Load") {
+		t.Errorf("a limit that was not loaded: %v; want ErrInvalid", err)
+	}
+	small := penstock.Per(1, time.Hour).With(algorithm.ShareAcross(penstock.FixedWindow, 1)).MustCompile()
+	if err := stores["eu"].Load(t.Context(), small); !errors.Is(err, penstock.ErrInvalid) {
+		t.Errorf("a limit of fewer units than regions is loaded: %v; want ErrInvalid", err)
+	}
+	for _, s := range stores {
+		if err := s.Load(t.Context(), exchanged, shared); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually.True(t, "us knows what eu has granted", func() bool {
+		draw("eu", exchanged, 1)
+		d, err := stores["us"].Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: exchanged, Mode: penstock.Peek}})
+		return err == nil && d.Remaining() < 90
+	})
+	granted := int64(0)
+	eventually.True(t, "eu has borrowed a share", func() bool {
+		granted += draw("eu", shared, 5)
+		return granted > 60
+	})
+	for range 100 {
+		granted += draw("eu", shared, 1) + draw("us", shared, 1)
+	}
+	if granted > 100 {
+		t.Errorf("two regions admit %d units of a limit of 100", granted)
+	}
+	if _, err := redisguard.Open(servers["eu"], redisguard.Options{Region: "us", RegionPeers: map[string]string{"us": servers["us"]}}); !errors.Is(err, penstock.ErrInvalid) {
+		t.Errorf("a region that is its own peer: %v; want ErrInvalid", err)
 	}
 }

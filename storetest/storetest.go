@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	mathrand "math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -1346,4 +1347,52 @@ func checkLimitsOfCalls(t *lawTest) {
 	if _, err := l.AllowWith(ctx, "k", penstock.Limit{Name: "none"}); !errors.Is(err, penstock.ErrInvalid) {
 		t.reportViolation("a limit without a rate: %v; want ErrInvalid", err)
 	}
+}
+
+// checkLimitsInTurn checks limits that are used in turn. The units of these limits do not refill
+// during the test.
+func checkLimitsInTurn(t *lawTest) {
+	t.each(func(t *lawTest, k kind) {
+		for round := range 2 {
+			rng := mathrand.New(mathrand.NewPCG(11, uint64(round)))
+			small, middle, large := t.counter(k, 2), t.counter(k, 7), t.counter(k, 20)
+			for _, c := range []*counter{&small, &middle, &large} {
+				if k.name == "token" {
+					// With a long period, the state of a small bucket cannot count the units of the large bucket.
+					// This matters most if Split divides the small bucket into 32 parts.
+					c.limit.Period = refillTime / 256
+				}
+			}
+			if round%2 == 1 && k.name != "leaky" && k.name != "calendar" { // different periods
+				small.limit.Period /= 2
+				large.limit.Period -= time.Hour
+			}
+			granted := int64(0)
+			for i := range 80 {
+				key, holder := fmt.Sprint("turns", round), fmt.Sprint("holder", i)
+				c := []counter{small, middle, large}[rng.IntN(3)].withKey(key).withHolder(holder)
+				charge := c.spend(1 + rng.Int64N(3))
+				if i%8 == 7 && k.name != "leaky" && k.name != "sliding" && !k.needsHolder() {
+					charge.Mode, charge.Cost = penstock.Refund, 1
+				}
+				if charge.Mode == penstock.Refund { // Granted is 0 for a unit that has partly refilled
+					before := t.unitsLeft(large.withKey(charge.Key))
+					t.decide(charge)
+					granted -= t.unitsLeft(large.withKey(charge.Key)) - before
+					continue
+				}
+				d := t.decide(charge)
+				granted += d.Status(0).Granted
+				if granted > 20 {
+					t.fatal("limits of 2, 7 and 20 units have admitted %d in turn; want at most 20", granted)
+				}
+			}
+			rest := t.decide(large.withKey(fmt.Sprint("turns", round)).withHolder("last").charge(penstock.Draw, 20))
+			granted += rest.Status(0).Granted
+			if granted > 20 || granted < 19 { // 19, because a change of the rate may round the level up
+				t.reportViolation("limits of 2, 7 and 20 units have admitted %d in turn; want 19 or 20", granted)
+			}
+			t.deny(small.withKey(fmt.Sprint("turns", round)).withHolder("late").spend(1))
+		}
+	})
 }

@@ -172,17 +172,25 @@ func (c *compiler) compileShape(l *policy.Limit, s shape, name string) {
 		return
 	}
 	for _, v := range l.Variants {
-		if v.Algorithm().Windows() != l.Variants[0].Algorithm().Windows() {
+		if calendarOf(v) != calendarOf(l.Variants[0]) {
 			c.fail(s.rate, "the tiers have windows of different calendars, so used units would be lost when a client's tier changes; give all tiers one calendar, or none")
 			return
 		}
 	}
-	if l.Variants[0].Algorithm().Windows() != "" {
+	if l.Variants[0].Algorithm().IsCalendar() {
 		l.Timezone = cmp.Or(*s.timezone, "UTC")
 	}
 	if *s.algorithm == "sub-window" {
 		l.SubWindows = cmp.Or(*s.subWindows, defaultSubWindows)
 	}
+}
+
+// calendarOf names the windows of a limit whose windows follow the calendar. It is "" for others.
+func calendarOf(p *penstock.Plan) string {
+	if !p.Algorithm().IsCalendar() {
+		return ""
+	}
+	return p.Algorithm().Rate(algorithm.Limit{Count: 1})
 }
 
 // checkShape reports whether a limit has either a rate or in_flight. If it has none or both,

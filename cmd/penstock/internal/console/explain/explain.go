@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"slices"
 	"strings"
@@ -161,7 +162,7 @@ func BoundsOf(rules *policy.Rules, limit *penstock.Plan, instances int, setup re
 	}
 	for _, b := range bounds {
 		bound := Bound{When: b.When, Text: b.Text}
-		if b.MaxExcess != guard.Unbounded {
+		if b.MaxExcess != math.MaxInt64 {
 			bound.Over = &b.MaxExcess
 		}
 		all = append(all, bound)

@@ -1,4 +1,6 @@
-package storetest
+// Package turns is for tests of limits that are used in turn for one counter. Examples are tiers, and
+// the old and the new limit during a reload.
+package turns
 
 import (
 	"context"
@@ -14,10 +16,9 @@ import (
 	"github.com/penstock/penstock/algorithm"
 )
 
-// Turns tests limits that are used in turn for one counter. Examples are tiers, and the old and the
-// new limit during a reload. What one of them has used counts for all, so together they admit no
-// more than InTurn allows.
-type Turns struct {
+// A Test charges limits in turn. What one of them has used counts for all, so together they admit no
+// more than Bound allows.
+type Test struct {
 	Store penstock.Store
 
 	// Limits have the same Name, Group and algorithm; settings of the algorithm may differ.
@@ -31,7 +32,7 @@ type Turns struct {
 	// Key is the key that is charged. Default: the empty key.
 	Key string
 
-	// Slack is how many units the store may admit beyond InTurn. Slack is for guards whose bound is
+	// Slack is how many units the store may admit beyond Bound. Slack is for guards whose bound is
 	// higher. Default: 0.
 	Slack int64
 }
@@ -39,8 +40,8 @@ type Turns struct {
 // Run makes n charges of random limits. If they admit units beyond the bound, the error shows the
 // latest charges. If Slack is 0, Run also checks the RetryAfter of some denials: the same charge is
 // granted at that time, and not 1 µs earlier.
-func (t Turns) Run(ctx context.Context, rng *rand.Rand, n int) error {
-	bound := InTurn(t.Limits)
+func (t Test) Run(ctx context.Context, rng *rand.Rand, n int) error {
+	bound := Bound(t.Limits)
 	var admitted []admission
 	var trace []traceEntry
 	heldUntil := map[string]time.Time{} // by holder
@@ -144,7 +145,7 @@ type admission struct {
 }
 
 // retry repeats a denied charge 1 µs before its RetryAfter, and at it.
-func (t Turns) retry(ctx context.Context, charge penstock.Charge, after time.Duration) (penstock.Status, error) {
+func (t Test) retry(ctx context.Context, charge penstock.Charge, after time.Duration) (penstock.Status, error) {
 	if after > time.Microsecond {
 		t.Advance(after - time.Microsecond)
 		d, err := t.Store.Decide(ctx, []penstock.Charge{charge})
@@ -164,7 +165,7 @@ func (t Turns) retry(ctx context.Context, charge penstock.Charge, after time.Dur
 }
 
 // charge returns a random charge of a limit. i is the number of the charge.
-func (t Turns) charge(rng *rand.Rand, limit *penstock.Plan, i int) penstock.Charge {
+func (t Test) charge(rng *rand.Rand, limit *penstock.Plan, i int) penstock.Charge {
 	c := penstock.Charge{Key: t.Key, Plan: limit, Cost: 1}
 	switch largestCost := max(limit.Limit().Count, limit.Limit().Burst, 1); {
 	case limit.Algorithm() == penstock.LeakyBucket:
@@ -183,7 +184,7 @@ func (t Turns) charge(rng *rand.Rand, limit *penstock.Plan, i int) penstock.Char
 }
 
 // pause returns the time before the next charge: often zero, and often until something changes.
-func (t Turns) pause(rng *rand.Rand, limit *penstock.Plan, last penstock.Status) time.Duration {
+func (t Test) pause(rng *rand.Rand, limit *penstock.Plan, last penstock.Status) time.Duration {
 	var d time.Duration
 	switch rng.IntN(8) {
 	case 0:
@@ -202,11 +203,11 @@ func (t Turns) pause(rng *rand.Rand, limit *penstock.Plan, last penstock.Status)
 	return d.Truncate(time.Microsecond)
 }
 
-// InTurn returns the bound of limits that are used in turn for one counter: how many units all of
+// Bound returns the bound of limits that are used in turn for one counter: how many units all of
 // them together admit in an interval. The returned function takes the length of this interval. If
 // one limit has both the largest rate and the largest Burst or Count, the bound is that of this
 // limit alone.
-func InTurn(limits []*penstock.Plan) func(interval time.Duration) int64 {
+func Bound(limits []*penstock.Plan) func(interval time.Duration) int64 {
 	name, burst := limits[0].Algorithm().Name(), int64(0) // all limits have an algorithm of this name
 	isLeaky := name == penstock.LeakyBucket.Name()
 	isExact := name == penstock.SlidingLog.Name() || name == penstock.SubWindow(1).Name() // never exceeds its Count
@@ -267,56 +268,8 @@ func muldiv(a, b, c int64) int64 {
 	return int64(min(q, math.MaxInt64/4))
 }
 
-// checkLimitsInTurn checks limits that are used in turn. The units of these limits do not refill
-// during the test.
-func checkLimitsInTurn(t *lawTest) {
-	t.each(func(t *lawTest, k kind) {
-		for round := range 2 {
-			rng := rand.New(rand.NewPCG(11, uint64(round)))
-			small, middle, large := t.counter(k, 2), t.counter(k, 7), t.counter(k, 20)
-			for _, c := range []*counter{&small, &middle, &large} {
-				if k.name == "token" {
-					// With a long period, the state of a small bucket cannot count the units of the large bucket.
-					// This matters most if Split divides the small bucket into 32 parts.
-					c.limit.Period = refillTime / 256
-				}
-			}
-			if round%2 == 1 && k.name != "leaky" && k.name != "calendar" { // different periods
-				small.limit.Period /= 2
-				large.limit.Period -= time.Hour
-			}
-			granted := int64(0)
-			for i := range 80 {
-				key, holder := fmt.Sprint("turns", round), fmt.Sprint("holder", i)
-				c := []counter{small, middle, large}[rng.IntN(3)].withKey(key).withHolder(holder)
-				charge := c.spend(1 + rng.Int64N(3))
-				if i%8 == 7 && k.name != "leaky" && k.name != "sliding" && !k.needsHolder() {
-					charge.Mode, charge.Cost = penstock.Refund, 1
-				}
-				if charge.Mode == penstock.Refund { // Granted is 0 for a unit that has partly refilled
-					before := t.unitsLeft(large.withKey(charge.Key))
-					t.decide(charge)
-					granted -= t.unitsLeft(large.withKey(charge.Key)) - before
-					continue
-				}
-				d := t.decide(charge)
-				granted += d.Status(0).Granted
-				if granted > 20 {
-					t.fatal("limits of 2, 7 and 20 units have admitted %d in turn; want at most 20", granted)
-				}
-			}
-			rest := t.decide(large.withKey(fmt.Sprint("turns", round)).withHolder("last").charge(penstock.Draw, 20))
-			granted += rest.Status(0).Granted
-			if granted > 20 || granted < 19 { // 19, because a change of the rate may round the level up
-				t.reportViolation("limits of 2, 7 and 20 units have admitted %d in turn; want 19 or 20", granted)
-			}
-			t.deny(small.withKey(fmt.Sprint("turns", round)).withHolder("late").spend(1))
-		}
-	})
-}
-
-// SomeTurns returns limits for Turns: of each algorithm, with several bursts, rates and periods.
-func SomeTurns() [][]*penstock.Plan {
+// SomeLimits returns limits for a Test: of each algorithm, with several bursts, rates and periods.
+func SomeLimits() [][]*penstock.Plan {
 	var all [][]*penstock.Plan
 	add := func(limits ...penstock.Limit) {
 		var plans []*penstock.Plan
