@@ -157,7 +157,7 @@ func TestSimulateExplainsMistakes(t *testing.T) {
 		"10/s --down 20s":                                            "as in 20s..40s",
 		"10/s --regions 16":                                          "--regions is 16; write 1 to 15",
 		"10/s --across exchange":                                     "add --regions 2 or more",
-		"10/s --regions 2 --across sharing":                            "write exchange or share",
+		"10/s --regions 2 --across sharing":                          "write exchange or share",
 		"10/s --regions 2 --cut 3@1s..2s":                            "as in 2@10s..40s",
 		"10/s --regions 2 --cut 2@2s..1s":                            "as in 2@10s..40s",
 		"10/s --regions 2 --delay 1h":                                "write 0 to 500ms",

@@ -5,6 +5,7 @@ package simulate
 import (
 	"context"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -272,7 +273,7 @@ func (r *run) addBound() {
 	case o.Lease > 0 || o.DownTo > 0:
 		r.result.Bound = regions.Within(o.Limit, o.Limit.Limit().Period)
 		for _, b := range o.Bounds() {
-			if b.MaxExcess == guard.Unbounded {
+			if b.MaxExcess == math.MaxInt64 {
 				r.result.Bound = 0
 				return
 			}
