@@ -26,14 +26,14 @@ func newClock() *clock {
 	return c
 }
 
-// now returns the time in µs since the epoch, and by the monotonic clock.
-func (c *clock) now() (unixMicro int64, monotonic time.Time) {
-	base := c.base.Load()
-	since := time.Since(base.time)
+// now returns the time in µs since the epoch. By the monotonic clock, it is since after base.
+func (c *clock) now() (unixMicro int64, base time.Time, since time.Duration) {
+	m := c.base.Load()
+	since = time.Since(m.time)
 	if since > rebaseAfter {
-		base, since = c.rebase(), 0
+		m, since = c.rebase(), 0
 	}
-	return base.unixMicro + since.Microseconds(), base.time.Add(since)
+	return m.unixMicro + since.Microseconds(), m.time, since
 }
 
 // rebase stores and returns the present moment.

@@ -122,16 +122,15 @@ func (s *Store) decideList(ctx context.Context, list []*batches.Batch) {
 // is wrong.
 func (s *Store) begin(ctx context.Context) (now int64, err error) {
 	if s.optionsNow == nil {
-		var at time.Time
-		now, at = s.clock.now()
-		err = lazy.Err(ctx, at)
+		micros, base, since := s.clock.now()
+		now, err = micros, lazy.Err(ctx, base, since)
 	} else if err = ctx.Err(); err == nil {
 		now = s.optionsNow().UnixMicro()
 		if err := algorithm.CheckTime(now); err != nil {
 			return 0, fmt.Errorf("%w: memstore: Options.Now: %w", penstock.ErrInvalid, err)
 		}
 	}
-	if errors.Is(err, context.DeadlineExceeded) {
+	if err != nil && errors.Is(err, context.DeadlineExceeded) {
 		err = penstock.NewStoreError(penstock.ReasonLate, err)
 	}
 	return now, err

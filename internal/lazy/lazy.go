@@ -19,11 +19,11 @@ type Context interface {
 	Lazy() (done <-chan struct{}, deadline time.Time)
 }
 
-// Err returns the error of ctx at the time now, which has a monotonic reading. It reads the clock
-// only if the deadline of a Context may have passed.
-func Err(ctx context.Context, now time.Time) error {
+// Err returns the error of ctx at the time since after base, which has a monotonic reading. It
+// reads the clock only if the deadline of a Context may have passed.
+func Err(ctx context.Context, base time.Time, since time.Duration) error {
 	if l, ok := ctx.(Context); ok {
-		if canceled, at := l.Lazy(); now.Before(at) {
+		if canceled, at := l.Lazy(); since < at.Sub(base) {
 			select {
 			case <-canceled:
 			default:

@@ -76,11 +76,11 @@ func TestErrReadsNoClockBeforeTheDeadline(t *testing.T) {
 		"late, but is extended": {t.Context(), -time.Hour, time.Hour, nil, true},
 	} {
 		ctx := &clockContext{lateContext: lateContext{c.parent, now.Add(c.first), now.Add(c.at)}}
-		if got := Err(ctx, now); got != c.want || ctx.reads > 0 && !c.canRead {
+		if got := Err(ctx, now.Add(-time.Minute), time.Minute); got != c.want || ctx.reads > 0 && !c.canRead {
 			t.Errorf("%s: Err returns %v after %d readings of the clock; want %v", name, got, ctx.reads, c.want)
 		}
 	}
-	if got := Err(ended, now); got != context.Canceled {
+	if got := Err(ended, now, 0); got != context.Canceled {
 		t.Errorf("Err of another context returns %v; want its error", got)
 	}
 }
