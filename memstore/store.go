@@ -390,15 +390,17 @@ func (s *Store) sweepLocked(t *table, now int64, n int) {
 	if isFull && !isSweptRecently {
 		n, t.lastFullSweep = len(t.counters), now
 	}
+	cell := t.sweepCursor
 	for range n {
-		t.sweepCursor++
-		if t.sweepCursor >= uint32(len(t.counters)) {
-			t.sweepCursor = 0 // cell 0, which has no counter
+		cell++
+		if int(cell) >= len(t.counters) {
+			cell = 0 // it has no counter
 		}
-		if c := t.counters[t.sweepCursor]; c.expiresAt != 0 && c.expiresAt <= now {
-			s.removeLocked(t, t.sweepCursor)
+		if at := t.counters[cell].expiresAt; at != 0 && at <= now {
+			s.removeLocked(t, cell)
 		}
 	}
+	t.sweepCursor = cell
 }
 
 // A decision on one charge sweeps largeSweep counters if its time in µs is a multiple of
