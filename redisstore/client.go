@@ -13,7 +13,8 @@ import (
 // nothing ran.
 //
 // The callers of a Store return at their deadlines, because the Store calls its Client on other
-// goroutines. So all methods but Sharded and Close may dial and wait. The contexts that the Store
+// goroutines. So all methods but Sharded and Close may dial and wait. A caller whose context never
+// ends calls the Client itself, and returns when the Client does. The contexts that the Store
 // passes are special. Err returns an error as soon as the caller has left, and from then on the
 // Client need not send the command. Done is closed at most 5 s after the caller has left, or when
 // the Store is closed.

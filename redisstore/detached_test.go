@@ -148,7 +148,7 @@ func TestCloseEndsTheWaitsOfCallers(t *testing.T) {
 			ended := make(chan error, 10)
 			for range cap(ended) {
 				go func() {
-					_, err := store.Decide(context.Background(), []penstock.Charge{spend("k", penstock.PerHour(10).MustCompile(), 1)})
+					_, err := store.Decide(t.Context(), []penstock.Charge{spend("k", penstock.PerHour(10).MustCompile(), 1)})
 					ended <- err
 				}()
 			}

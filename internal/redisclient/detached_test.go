@@ -245,6 +245,19 @@ func TestCloseOfADetachedClient(t *testing.T) {
 		f := &fakeCalls{hold: make(chan struct{})}
 		d := Detach(f)
 		errs := make(chan error, 1)
+		go func() { errs <- d.Ping(context.Background()) }()
+		synctest.Wait()
+		if err := f.running.Err(); err != nil || d.Close() == nil || f.running.Err() != context.Canceled {
+			t.Errorf("without a worker, the error of the call's context is %v, and after Close %v; want none, and context.Canceled", err, f.running.Err())
+		}
+		if err := <-errs; err != context.Canceled || len(d.idle) != 0 {
+			t.Errorf("a caller whose context never ends gets %v, and %d workers are idle; want the error of the client, and no worker", err, len(d.idle))
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeCalls{hold: make(chan struct{})}
+		d := Detach(f)
+		errs := make(chan error, 1)
 		go func() { errs <- d.Ping(t.Context()) }()
 		synctest.Wait()
 		if at, ok := f.running.Deadline(); !ok || time.Until(at) != time.Hour+time.Second || f.running.Err() != nil {
