@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -285,7 +286,9 @@ func (s *Store) commitLocked(pending []pendingCharge, statuses []penstock.Status
 func (s *Store) lock(pending []pendingCharge) (unlock func()) {
 	order := make([]int, 0, len(pending))
 	for i := range pending {
-		order = insert(order, pending[i].stripeIndex)
+		if at, isListed := slices.BinarySearch(order, pending[i].stripeIndex); !isListed {
+			order = slices.Insert(order, at, pending[i].stripeIndex)
+		}
 	}
 	for _, i := range order {
 		s.stripes[i].mu.Lock()
@@ -295,21 +298,6 @@ func (s *Store) lock(pending []pendingCharge) (unlock func()) {
 			s.stripes[i].mu.Unlock()
 		}
 	}
-}
-
-// insert adds n to a sorted slice, unless the slice has it already.
-func insert(sorted []int, n int) []int {
-	at := len(sorted)
-	for at > 0 && sorted[at-1] >= n {
-		at--
-	}
-	if at < len(sorted) && sorted[at] == n {
-		return sorted
-	}
-	sorted = append(sorted, 0)
-	copy(sorted[at+1:], sorted[at:])
-	sorted[at] = n
-	return sorted
 }
 
 // hash returns the hash of the counter for a key and a limit. Each half combines a seeded hash of
