@@ -156,7 +156,7 @@ func (s *Store) Ping(ctx context.Context) error {
 // Close ends the store's background work and closes the connections that Open has made. Close waits
 // until the work and the connections have ended, which takes about a second if a server hangs.
 // Scripts in flight on a client that the user passed to New may take longer: until that client's
-// timeouts end them. So long may callers wait whose contexts never end.
+// timeouts end them. A caller whose context never ends waits as long.
 func (s *Store) Close() error {
 	s.work.Cancel()
 	err := s.client.Close()
