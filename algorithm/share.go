@@ -48,16 +48,16 @@ const (
 	shareSuffix = "_share" + acrossSuffix // of the names of algorithms of ShareAcross
 )
 
-// ShareAcross returns an algorithm for limits that 1 to 10 regions divide among them, each with a store
-// of its own. Each region has an equal share of the rate and the units, and lends to others what it
-// does not need, for a few seconds at a time. The shares never add up to more than the limit. So
-// all regions together admit no more than one would.
+// ShareAcross returns an algorithm for limits that 1 to 10 regions divide among them, each with a
+// store of its own. Each region has an equal share of the rate and the units, and lends to others
+// what it does not need, for a few seconds at a time. The shares never add up to more than the
+// limit. So all regions together admit no more than one would.
 //
 // A region that borrows a share of a token bucket gets no tokens with it. One that lends a share
 // gives up the tokens that no longer fit.
 //
-// The limits that ShareAcross refuses or cannot have are those of [Across], and limits that have fewer
-// units than regions.
+// The limits that ShareAcross refuses or cannot have are those of [Across], and limits that have
+// fewer units than regions.
 func ShareAcross(a *Algorithm, regions int) *Algorithm {
 	if a.inner != nil {
 		a = a.inner
@@ -238,7 +238,8 @@ func (s *sharedStates) paramsOf(p *Params, share int64) Params {
 	return own
 }
 
-// unitsOf returns how many units a share has. Less than one is possible only after regions were added.
+// unitsOf returns how many units a share has. Less than one is possible only after regions were
+// added.
 func unitsOf(whole, share int64) int64 { return max(whole*share/wholeShare, 1) }
 
 // apply makes the state right for a share. A larger one brings no tokens: it refills from raisedAt.

@@ -48,7 +48,8 @@ end
 
 -- Decides as the algorithm does, with the share that a region has of the limit: see share.go. The
 -- numbers of the algorithm follow applied. The loans are at the end, each with until, ends, the
--- amounts (offered + 2^10 lent + 2^20 borrowed), the versions (version + 2^20 taken) and the region.
+-- amounts (offered + 2^10 lent + 2^20 borrowed), the versions (version + 2^20 taken) and the
+-- region.
 local function name_across(p1, p2, p3, p4, mode, cost, patience, now, holder, receipt, start, asked, loans, before, refresh, applied, ...)
   local numbers, isknown = { ... }, applied
   local whole, base = div(CAPACITY, 16), div(WHOLE, CAPACITY % 16)

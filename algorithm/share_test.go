@@ -57,8 +57,8 @@ func (m *meter) add(now, units int64) (above float64) {
 	return float64(sum - m.limit.Count)
 }
 
-// All regions together admit no more than the limit, whatever they ask for, and however messages are
-// lost, delayed, repeated and reordered. The shares never add up to more than the whole.
+// All regions together admit no more than the limit, whatever they ask for, and however messages
+// are lost, delayed, repeated and reordered. The shares never add up to more than the whole.
 func TestSharesAddNothing(t *testing.T) {
 	lent := 0
 	for _, a := range []*Algorithm{TokenBucket, FixedWindow, SubWindow(5)} {

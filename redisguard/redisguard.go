@@ -154,10 +154,10 @@ func (s *Store) checkLoaded(charges []penstock.Charge) error {
 func (s *Store) Ping(ctx context.Context) error { return s.redis.Ping(ctx) }
 
 // Load loads the scripts of limits into Redis, so that the first decisions are as fast as later
-// ones. See (*redisstore.Store).Load. With Options.RegionPeers, the latest call must name all limits
-// that are across regions. Load returns an error that wraps penstock.ErrInvalid, and changes nothing,
-// if the regions cannot enforce one of them. After another error, the limits are known, and only
-// their scripts are not loaded yet.
+// ones. See (*redisstore.Store).Load. With Options.RegionPeers, the latest call must name all
+// limits that are across regions. Load returns an error that wraps penstock.ErrInvalid, and changes
+// nothing, if the regions cannot enforce one of them. After another error, the limits are known,
+// and only their scripts are not loaded yet.
 func (s *Store) Load(ctx context.Context, plans ...*penstock.Plan) error {
 	if s.regions != nil {
 		loaded := make(map[loadedLimit]bool)

@@ -14,7 +14,8 @@ import (
 )
 
 // A shareID identifies the share of a limit that some regions have. If regions divide the limit
-// (algorithm.ShareAcross), it is the limit with the number of regions, because its state has the share.
+// (algorithm.ShareAcross), it is the limit with the number of regions, because its state has the
+// share.
 type shareID struct {
 	plan    *penstock.Plan
 	regions uint64 // a bit for each region, in alphabetical order; 0 for limits that are divided
@@ -205,8 +206,8 @@ func IsShared(plan *penstock.Plan) bool {
 	return plan != nil && strings.HasSuffix(plan.Algorithm().Name(), "_share_across")
 }
 
-// IsAcross reports whether the algorithm of a limit is one of algorithm.Across or algorithm.ShareAcross.
-// Others cannot have such a name.
+// IsAcross reports whether the algorithm of a limit is one of algorithm.Across or
+// algorithm.ShareAcross. Others cannot have such a name.
 func IsAcross(plan *penstock.Plan) bool {
 	return plan != nil && strings.HasSuffix(plan.Algorithm().Name(), "_across")
 }

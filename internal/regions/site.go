@@ -24,8 +24,8 @@ type id struct {
 	limit [2]uint64
 }
 
-// A Total is how many units a region has granted of a counter. Of a limit that regions divide, it is
-// what the region offers, and needs.
+// A Total is how many units a region has granted of a counter. Of a limit that regions divide, it
+// is what the region offers, and needs.
 type Total struct {
 	Counter
 	Life    int64         // see algorithm.Across

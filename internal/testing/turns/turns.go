@@ -1,5 +1,5 @@
-// Package turns is for tests of limits that are used in turn for one counter. Examples are tiers, and
-// the old and the new limit during a reload.
+// Package turns is for tests of limits that are used in turn for one counter. Examples are tiers,
+// and the old and the new limit during a reload.
 package turns
 
 import (
@@ -16,8 +16,8 @@ import (
 	"github.com/penstock/penstock/algorithm"
 )
 
-// A Test charges limits in turn. What one of them has used counts for all, so together they admit no
-// more than Bound allows.
+// A Test charges limits in turn. What one of them has used counts for all, so together they admit
+// no more than Bound allows.
 type Test struct {
 	Store penstock.Store
 

@@ -64,7 +64,8 @@ func (r *Reader) Read(ctx context.Context, limits []Limit) (penstock.Source, err
 	return source, nil
 }
 
-// ShareOf returns what is enforced of a limit, and its rate in words if that is less than the limit.
+// ShareOf returns what is enforced of a limit, and its rate in words if that is less than the
+// limit.
 func ShareOf(plan *penstock.Plan, enforced func(*penstock.Plan) *penstock.Plan) (*penstock.Plan, string) {
 	share := enforced(plan)
 	if share == plan || regions.IsShared(plan) { // the state says which share a region has
