@@ -104,7 +104,7 @@ func (a *Algorithm) hasMarks() bool { return a.receiptNumber > 0 && a.canBook }
 // acrossLua returns the Lua twin of a and of text, which calls it. name is that of the twin.
 func (a *Algorithm) acrossLua(text, name string) string {
 	return strings.Replace(a.lua, "local function "+a.name+"(", "local function "+a.name+"_here(", 1) +
-		strings.NewReplacer("name_across", name, "name_here", a.name+"_here", "CAPACITY", "p"+strconv.Itoa(a.capacityParam),
+		strings.NewReplacer("name_across", name, "name_here", a.name+"_here", "CAPACITYAT", strconv.Itoa(a.capacityParam), "CAPACITY", "p"+strconv.Itoa(a.capacityParam),
 			"WINDOWED", strconv.FormatBool(a.isWindowed), "HASMARKS", strconv.FormatBool(a.hasMarks()), "REFILLS", strconv.FormatBool(a.hasSteadyRefill),
 			"REPORT", strconv.Itoa(int(report)), "MERGE", strconv.Itoa(int(merge)), "REJOIN", strconv.Itoa(int(rejoin)),
 			"MAXROWS", strconv.Itoa(maxRows), "MAXLOANS", strconv.Itoa(maxLoans), "WHOLE", strconv.Itoa(wholeShare),

@@ -1,7 +1,12 @@
 
 -- Decides as the algorithm does, with the parameters of a share. extra is added to the capacity.
 local function name_across_own(share, extra, p1, p2, p3, p4, ...)
-  CAPACITY = math.max(div(div(CAPACITY, 16) * share, WHOLE), 1) + extra
+  local units = math.max(div(div(CAPACITY, 16) * share, WHOLE), 1) + extra
+  if CAPACITYAT == 1 then
+    p1 = units
+  else
+    p3 = units
+  end
   if REFILLS then
     p1 = p1 * share
   end
@@ -50,16 +55,17 @@ end
 -- numbers of the algorithm follow applied. The loans are at the end, each with until, ends, the
 -- amounts (offered + 2^10 lent + 2^20 borrowed), the versions (version + 2^20 taken) and the
 -- region.
-local function name_across(p1, p2, p3, p4, mode, cost, patience, now, holder, receipt, start, asked, loans, before, refresh, applied, ...)
+local function name_across(p1, p2, p3, p4, mode, cost, patience, now, holder, receipt, start, asked, rows, before, refresh, applied, ...)
   local numbers, isknown = { ... }, applied
   local whole, base = div(CAPACITY, 16), div(WHOLE, CAPACITY % 16)
-  start, asked, loans, before, refresh, applied = start or 0, asked or 0, loans or 0, before or 0, refresh or DEFAULTREFRESH, applied or base
-  local own = #numbers - 5 * loans -- how many are of the algorithm
-  if loans > MAXLOANS or own < 0 or HASMARKS and own > 0 and own % 2 == 0 or refresh < MINREFRESH or refresh > MAXREFRESH or applied == 0 or applied > 16 * WHOLE then -- not written by this store
+  start, asked, rows, before, refresh, applied = start or 0, asked or 0, rows or 0, before or 0, refresh or DEFAULTREFRESH, applied or base
+  local own = #numbers - 5 * rows -- how many are of the algorithm
+  local isodd = HASMARKS and own > 0 and own % 2 == 0 or refresh < MINREFRESH or refresh > MAXREFRESH
+  if isodd or rows > MAXLOANS or own < 0 or applied == 0 or applied > 16 * WHOLE then -- not written by this store
     if mode ~= RESET then
       return 0, 0, IMPOSSIBLE, 0, 0, UNCHANGED
     end
-    start, asked, loans, before, refresh, applied, numbers, own = 0, 0, 0, 0, DEFAULTREFRESH, base, {}, 0
+    start, asked, rows, before, refresh, applied, numbers, own = 0, 0, 0, 0, DEFAULTREFRESH, base, {}, 0
   end
   local state = { unpack(numbers, 1, own) }
   if HASMARKS and own > 5 then -- the older marks of a token bucket, as they are stored
@@ -167,8 +173,8 @@ local function name_across(p1, p2, p3, p4, mode, cost, patience, now, holder, re
         if theirs == version then -- the other region has no more than the latest offer
           lent = offered
         end
-        local least = math.max(div(base, 10), cdiv(WHOLE, whole)) -- is never lent
-        local spare, free, others = base - math.max(need, least) - offered, base - least, math.max(CAPACITY % 16 - 1, 1)
+        local kept = math.max(div(base, 10), cdiv(WHOLE, whole)) -- is never lent
+        local spare, free, others = base - math.max(need, kept) - offered, base - kept, math.max(CAPACITY % 16 - 1, 1)
         for i = own + 1, #numbers, 5 do
           if i ~= at and now < numbers[i] then
             spare, free = spare - numbers[i + 2] % 1024, free - div(numbers[i + 2], 1024) % 1024
@@ -203,7 +209,7 @@ local function name_across(p1, p2, p3, p4, mode, cost, patience, now, holder, re
     if changed then
       numbers[at], numbers[at + 1], numbers[at + 4] = till, ending, holder
       numbers[at + 2], numbers[at + 3] = offered + 1024 * lent + 1048576 * borrowed, version + 1048576 * taken
-      loans = (#numbers - own) / 5
+      rows = (#numbers - own) / 5
       share = name_across_share(base, now, refresh, numbers, own + 1)
       state, applied = name_across_apply(state, applied, share, now, now, p1, p2, p3, p4)
     end
@@ -226,7 +232,7 @@ local function name_across(p1, p2, p3, p4, mode, cost, patience, now, holder, re
     keep = math.min(keep, div(MAX, k)) * k
   end
   local fill = REFILLS and cdiv(whole * p2, p1 * WHOLE) or 0 -- the time in which a share that comes back is refilled
-  local saved = { start, asked, loans, before, refresh, applied, unpack(state) }
+  local saved = { start, asked, rows, before, refresh, applied, unpack(state) }
   local marks = saved[#saved]
   if type(marks) == 'string' then
     for i = 1, #marks, 7 do
@@ -236,5 +242,6 @@ local function name_across(p1, p2, p3, p4, mode, cost, patience, now, holder, re
   for i = own + 1, #numbers do
     saved[#saved + 1] = numbers[i]
   end
-  return result[1], result[2], result[3], result[4], result[5], keep + math.max(ending - now + fill, start + 2 * div(refresh, DEMANDPART) - now, 0), unpack(saved)
+  keep = keep + math.max(ending - now + fill, start + 2 * div(refresh, DEMANDPART) - now, 0)
+  return result[1], result[2], result[3], result[4], result[5], keep, unpack(saved)
 end
