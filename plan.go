@@ -118,13 +118,14 @@ func (p *Plan) Bound() string { return p.limit.Algorithm.Bound(p.limit.numbers()
 // Share returns the part of the limit that each of n instances enforces, or nil if the limit has no
 // valid part for n instances. n below 1 has none.
 func (p *Plan) Share(n int) *Plan {
-	switch {
-	case n < 1:
+	if n < 1 {
 		return nil
-	case n == 1:
+	}
+	numbers, isPossible := p.limit.Algorithm.Share(p.limit.numbers(), int64(n))
+	if numbers == p.limit.numbers() {
 		return p
 	}
-	return p.compileWith(p.limit.Algorithm.Share(p.limit.numbers(), int64(n)))
+	return p.compileWith(numbers, isPossible)
 }
 
 // Part splits the limit into n parts and returns part i, from 0 to n-1. It returns nil if the limit

@@ -89,7 +89,7 @@ func (a *Algorithm) across(suffix string, numbers int) *Algorithm {
 	}
 	made.receiptNumber += tallyNumbers
 	made.isAdditive, made.canBook, made.countsDenied, made.decay, made.possibleParts = false, false, false, DecayUnknown, nil
-	made.retryAfterGrant = nil // the level alone does not say it
+	made.retryAfterGrant = nil // it also depends on the other regions
 	if a.capacityParam == 0 {
 		made.prepare = func(Limit) (Params, error) {
 			return Params{}, fmt.Errorf("%s cannot be across regions; use token-bucket, sub-window, or windows that are aligned to the clock", a.title)
@@ -108,7 +108,7 @@ func (a *Algorithm) acrossLua(text, name string) string {
 			"WINDOWED", strconv.FormatBool(a.isWindowed), "HASMARKS", strconv.FormatBool(a.hasMarks()), "REFILLS", strconv.FormatBool(a.hasSteadyRefill),
 			"REPORT", strconv.Itoa(int(report)), "MERGE", strconv.Itoa(int(merge)), "REJOIN", strconv.Itoa(int(rejoin)),
 			"MAXROWS", strconv.Itoa(maxRows), "MAXLOANS", strconv.Itoa(maxLoans), "WHOLE", strconv.Itoa(wholeShare),
-			"DEMANDPART", strconv.Itoa(demandPart), "DEFAULTREFRESH", strconv.Itoa(defaultRefresh), "MINREFRESH", strconv.Itoa(minRefresh), "MAXREFRESH", strconv.Itoa(maxRefresh), "TALLYLIFE", strconv.Itoa(tallyLife), "FACTORS", strconv.Itoa(rejoinFactors)).Replace(text)
+			"DEMANDPART", strconv.Itoa(demandPart), "DEFAULTOFFERTIME", strconv.Itoa(defaultOfferTime), "MINOFFERTIME", strconv.Itoa(minOfferTime), "MAXOFFERTIME", strconv.Itoa(maxOfferTime), "TALLYLIFE", strconv.Itoa(tallyLife), "FACTORS", strconv.Itoa(rejoinFactors)).Replace(text)
 }
 
 // A tally is what a region knows of a counter across regions.

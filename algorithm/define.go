@@ -29,7 +29,7 @@ type Algorithm struct {
 	countsDenied                                 bool
 	receiptNumber                                int // see exactRefunds; 0: without the option
 	capacityParam                                int // see exchanged; 0: without the option
-	isWindowed, isAcross                         bool
+	isWindowed, isAcross, lendsShares            bool
 	inner                                        *Algorithm // of Across and ShareAcross; nil for others
 	retryAfterGrant                              func(p *Params, cost, remaining, reset int64) int64
 
@@ -343,8 +343,9 @@ func (l Limit) withBurst(a *Algorithm) Limit {
 
 // Share returns the part of a limit that each of n instances enforces, or false if there is no
 // valid one. The parts of n instances together exceed the limit by at most n-1 units.
+// Of an algorithm of ShareAcross, it is part of what a region never lends.
 func (a *Algorithm) Share(l Limit, n int64) (Limit, bool) {
-	if n == 1 {
+	if n == 1 && !a.lendsShares {
 		return l, true
 	}
 	if a.possibleShares == nil {

@@ -14,20 +14,21 @@ var shareLua string
 // The modes by which regions lend each other shares of a limit. They have the numbers of the modes
 // of [Across].
 const (
-	// reportLoan returns what another region, the Holder, has to know: the Granted of the outcome has
-	// the offer to it, the version of the offer, and the version of its own offer that was taken. The
-	// Remaining has the share that this region needs, and the one that it has. The ResetAfter is for
-	// how long the offer holds.
+	// reportLoan asks what the region that is the Holder has to know. In the outcome, Granted is the
+	// offer to it + shareBase · its version + shareBase·versionBase · the version of the Holder's own
+	// offer that was taken. Remaining is the share that this region needs + shareBase · the one that
+	// it has. ResetAfter is for how long the offer holds.
 	reportLoan = report
 
-	// takeLoan brings the offer of another region, the Holder. Cost has the offer and its version.
-	// Receipt is when it ends, in µs since the epoch, by the clock of this region. The Granted of the
-	// outcome is above 0 if the other region has to know that it was taken.
+	// takeLoan brings an offer of the Holder. Cost is the offer + shareBase · its version. Receipt is
+	// when it ends, in µs since the epoch, by the clock of this region. The Granted of the outcome is
+	// above 0 if the Holder has to know that it was taken.
 	takeLoan = merge
 
-	// giveLoan brings what another region, the Holder, needs and has. Cost has both, and the version
-	// of the offer that it has taken. Patience is for how long an offer holds, in µs. The Granted of
-	// the outcome is above 0 if the other region may have a share.
+	// giveLoan brings what the Holder has reported. Cost is the share that it needs + shareBase · the
+	// one that it has + shareBase² · the version of this region's offer that it has taken. Patience is
+	// for how long an offer holds, in µs. The Granted of the outcome is above 0 if the Holder may have
+	// a share of this region.
 	giveLoan = rejoin
 )
 
@@ -35,15 +36,20 @@ const (
 	// wholeShare is the share that is the whole limit. It can be divided by 1 to 8, and by 10.
 	wholeShare = 840
 
-	maxLoans       = 9       // the largest number of other regions
-	shareBase      = 1024    // of the numbers that have several shares; shares are below it
-	versionBase    = 1 << 20 // of versions
-	countBase      = 16      // of the parameter that has the capacity, and the number of regions
-	loanNumbers    = 5       // of a loan, in the Lua twin's state
-	defaultRefresh = 6_000_000
-	minRefresh     = 1000
-	maxRefresh     = 3600_000_000
-	demandPart     = 3 // of the time refresh
+	maxLoans  = 9  // the largest number of other regions
+	neverLent = 10 // a tenth of its own share is never lent by a region
+
+	// Some numbers have several values: shares are below shareBase, versions below versionBase, and
+	// the number of regions is below countBase.
+	shareBase   = 1 << 10
+	versionBase = 1 << 20
+	countBase   = 1 << 4
+
+	loanNumbers      = 5 // of a loan, in the Lua twin's state
+	defaultOfferTime = 6_000_000
+	minOfferTime     = 1000
+	maxOfferTime     = 3600_000_000
+	demandPart       = 3 // demand is counted for a third of offerTime: two intervals
 
 	shareSuffix = "_share" + acrossSuffix // of the names of algorithms of ShareAcross
 )
@@ -56,7 +62,7 @@ const (
 // A region that borrows a share of a token bucket gets no tokens with it. One that lends a share
 // gives up the tokens that no longer fit.
 //
-// The limits that ShareAcross refuses or cannot have are those of [Across], and limits that have
+// ShareAcross refuses what [Across] refuses, and limits that have
 // fewer units than regions.
 func ShareAcross(a *Algorithm, regions int) *Algorithm {
 	if a.inner != nil {
@@ -79,28 +85,42 @@ func ShareAcross(a *Algorithm, regions int) *Algorithm {
 		if *units < int64(regions) {
 			return Params{}, fmt.Errorf("%d units cannot be shared by %d regions, because each needs one; raise the limit", *units, regions)
 		}
-		largest := *units * wholeShare
-		if a.hasSteadyRefill { // shares of a rate need smaller parts of a token
+		isFine := *units <= Max/2/wholeShare
+		if isFine && a.hasSteadyRefill { // shares of a rate need smaller parts of a token
 			p[1] *= wholeShare
-			largest = max(p[0]*wholeShare, *units*p[1])
+			isFine = p[0] <= Max/2/wholeShare && p[1] <= Max/2/(*units)
 		}
-		if *units > Max/2/wholeShare || largest > Max/2 || p[0] > Max/2/wholeShare || p[1] > Max/2/(*units) {
-			return Params{}, fmt.Errorf("a share of %d units per %d µs is too small to count exactly; make the period shorter or the units fewer", l.Count, l.Period)
+		if !isFine {
+			return Params{}, fmt.Errorf("a share of %d per %d µs, burst %d, is too small to count exactly; write rounder numbers, a shorter period, or a window", l.Count, l.Period, l.Burst)
 		}
 		*units = *units*countBase + int64(regions)
 		return p, nil
 	}
+	made.lendsShares = true
+	made.possibleShares = func(l Limit, n int64) []Limit { return a.neverLentShares(l, n, int64(regions)) }
 	made.newStates = func() States { return &sharedStates{States: a.newStates(), algorithm: a} }
 	made.lua = a.acrossLua(shareLua, made.name)
 	return made
+}
+
+// neverLentShares returns what each of n instances enforces while the region's store gives no
+// answer: of the tenth that the region never lends, because it may have lent the rest.
+func (a *Algorithm) neverLentShares(l Limit, n, regions int64) []Limit {
+	n *= neverLent
+	share := func(units int64) int64 { return max(cdiv(units, n), regions) }
+	rounded := Limit{share(l.Count), l.Period, share(l.Burst)}
+	if !a.hasSteadyRefill || l.Period > MaxPeriod/n {
+		return []Limit{rounded}
+	}
+	return []Limit{{l.Count, l.Period * n, share(l.Burst)}, rounded}
 }
 
 // A sharing is what a region knows of its share of a counter.
 type sharing struct {
 	start         int64 // of the present period of demand, in µs since the epoch
 	asked, before int64 // units asked for in this period, and in the one before
-	refresh       int64 // the length of a period, and for how long an offer holds, in µs
-	applied       int64 // the share for which the state of the limit is right; 0: that without loans
+	offerTime     int64 // for how long an offer holds, in µs
+	applied       int64 // the share to which the state of the limit was adjusted last; 0: no state
 	loans         []loan
 }
 
@@ -109,9 +129,9 @@ type loan struct {
 	region int64
 
 	offered int64 // the latest offer
-	lent    int64 // the most that the other region may have taken; offered or more
+	lent    int64 // the most that the other region may still use: the largest offer that it has not returned
 	version int64 // of the latest offer
-	until   int64 // until when this region does without the lent share, in µs since the epoch
+	until   int64 // until when this region does without what it has lent, in µs since the epoch
 
 	borrowed int64
 	taken    int64 // the version of the other region's offer that was taken
@@ -147,11 +167,11 @@ func (s *sharedStates) Remove(i uint32) {
 func (s *sharedStates) Step(i uint32, p *Params, r *Request, now int64, commit bool, out *Outcome) {
 	a, g := s.algorithm, s.sharings[i]
 	if now >= g.end() && now-g.start >= 2*g.period() { // nothing of the demand counts any more
-		g.start, g.asked, g.before, g.refresh = 0, 0, 0, 0
+		g.start, g.asked, g.before, g.offerTime = 0, 0, 0, 0
 	}
 	whole, regions := p[a.capacityParam-1]/countBase, p[a.capacityParam-1]%countBase
 	base := wholeShare / regions
-	g.refresh = cmp.Or(g.refresh, defaultRefresh)
+	g.offerTime = cmp.Or(g.offerTime, defaultOfferTime)
 	g.applied = cmp.Or(g.applied, base)
 	buckets, _ := s.States.(*bucketStates)
 	var before bucket
@@ -159,8 +179,16 @@ func (s *sharedStates) Step(i uint32, p *Params, r *Request, now int64, commit b
 	if buckets != nil {
 		before, beforeMarks = buckets.states[i], buckets.marks[i]
 	}
+	if raisedAt, hasEnded := g.raisedAt(now); hasEnded {
+		// What was borrowed may have ended first. So the bucket refills until now at the lower rate.
+		if low := g.shareBefore(base, now); low < g.applied {
+			s.apply(&g, i, p, low, now, now)
+		}
+		g.endLoans(now)
+		s.apply(&g, i, p, g.share(base, now), raisedAt, now)
+	}
 	share := g.share(base, now)
-	s.apply(&g, i, p, share, g.raisedAt(now), now)
+	s.apply(&g, i, p, share, now, now) // if the number of regions has changed
 
 	s.step, s.own = *r, s.paramsOf(p, g.applied)
 	s.step.Patience = 0
@@ -168,12 +196,12 @@ func (s *sharedStates) Step(i uint32, p *Params, r *Request, now int64, commit b
 	if isExchange {
 		s.step = Request{Mode: Peek}
 		if r.Mode == reportLoan && buckets == nil {
-			s.own[a.capacityParam-1]++ // so that nothing remains if more is used than the share has
+			s.own[a.capacityParam-1]++ // then nothing remains only if more is used than the share has
 		}
 	}
 	s.States.Step(i, &s.own, &s.step, now, commit, out)
 	if out.RetryAfter == Never && r.leastCost() <= whole {
-		out.RetryAfter = g.refresh // a larger share may suffice
+		out.RetryAfter = g.offerTime // a larger share may suffice
 	}
 	asked := int64(0)
 	if r.Mode == Force {
@@ -182,30 +210,31 @@ func (s *sharedStates) Step(i uint32, p *Params, r *Request, now int64, commit b
 		asked = min(r.Cost, whole)
 	}
 	isChanged := out.Keep != Unchanged
-	if asked > 0 && (out.OK() || s.sharings[i].applied > 0) { // a denial makes no state
+	if asked > 0 {
 		g.ask(asked, now)
 		isChanged = true
 	}
 	switch r.Mode {
 	case reportLoan:
-		g.report(r, out, now, g.need(p, a, now), share, memory(p, a), buckets != nil || out.Remaining > 0)
+		g.report(r, out, now, g.need(p, a, now), share, countsFor(p, a), buckets != nil || out.Remaining > 0)
 	case takeLoan:
 		isChanged = g.take(r, out, now)
 	case giveLoan:
-		room := int64(wholeShare) // how much more can be lent without less units than are used
+		room := int64(wholeShare) // how much more can be lent so that the rest covers what is used
 		if buckets == nil {
 			room = out.Remaining * wholeShare / whole
 		}
-		least := max(base/10, cdiv(wholeShare, whole)) // is never lent
-		isChanged = g.give(r, now, base, least, max(g.need(p, a, now), least), room, memory(p, a), max(regions-1, 1))
+		least := max(base/neverLent, cdiv(wholeShare, whole)) // is never lent
+		isChanged = g.give(r, now, base, least, max(g.need(p, a, now), least), room, countsFor(p, a), max(regions-1, 1))
 	}
 	if isExchange && isChanged {
-		if r.Mode == giveLoan {
-			out.Granted = g.loans[g.indexOf(r.Holder)].lent
+		if at := g.indexOf(r.Holder); r.Mode == giveLoan && at >= 0 {
+			out.Granted = g.loans[at].lent
 		}
 		s.apply(&g, i, p, g.share(base, now), now, now)
 	}
-	isSaved := isChanged && (commit || !out.OK())
+	isKnown := s.sharings[i].applied > 0 // otherwise only a commit makes a state
+	isSaved := isChanged && (commit || isKnown && !out.OK())
 	if !isSaved && buckets != nil {
 		buckets.restore(i, before, beforeMarks)
 	}
@@ -219,7 +248,7 @@ func (s *sharedStates) Step(i uint32, p *Params, r *Request, now int64, commit b
 	if buckets != nil {
 		fill = cdiv(whole*p[1], p[0]*wholeShare)
 	}
-	if k := cdiv(g.applied, base); k > 1 { // the share can become smaller, and refills more slowly then
+	if k := cdiv(g.applied, base); k > 1 { // a smaller share refills more slowly, so the state must live longer
 		out.Keep = min(out.Keep, Max/k) * k
 	}
 	out.Keep += max(g.end()-now+fill, g.start+2*g.period()-now, 0)
@@ -255,7 +284,7 @@ func (s *sharedStates) apply(g *sharing, i uint32, p *Params, share, raisedAt, n
 	step, own, at := Request{Mode: Refund, Cost: -change}, s.paramsOf(p, share), now
 	if share > g.applied {
 		if change == 0 {
-			return // it counts with the next change
+			return // less than a unit counts with the next change
 		}
 		step, own, at = Request{Mode: Force, Cost: change}, s.paramsOf(p, g.applied), raisedAt
 	}
@@ -267,15 +296,18 @@ func (s *sharedStates) apply(g *sharing, i uint32, p *Params, share, raisedAt, n
 	g.applied = share
 }
 
-// memory returns for how long units may count that were spent by a share which has ended, in µs.
-func memory(p *Params, a *Algorithm) int64 {
+// countsFor returns for how long the units that a borrower has spent may still count after its loan
+// has ended, in µs. In a bucket, a share that ends takes its tokens with it.
+func countsFor(p *Params, a *Algorithm) int64 {
 	switch {
 	case a.hasSteadyRefill:
 		return 0
+	case a.isWindowed && p[3] != alignEpoch:
+		return lengthOf(p) * 5 / 4 // a month may have 31 days, and another one 28
 	case a.isWindowed:
 		return lengthOf(p)
 	}
-	return p[1] * (p[2] + 1) // a sub-window
+	return p[1] * (p[2] + 1) // all parts of a sub-window, and one more
 }
 
 // share returns the share that the region has.
@@ -293,17 +325,46 @@ func (g *sharing) share(base, now int64) int64 {
 	return max(share, 1) // less only if there are more regions than before
 }
 
-// isTaken reports whether an offer holds that was taken. If the clock was set back, it does not.
-func (g *sharing) isTaken(l *loan, now int64) bool { return now < l.ends && l.ends-now <= g.refresh }
+// isTaken reports whether an offer holds that was taken. If the clock was set back by more than has
+// passed since, it does not.
+func (g *sharing) isTaken(l *loan, now int64) bool { return now < l.ends && l.ends-now <= g.offerTime }
 
-// raisedAt returns since when the region has a share again that it had lent.
-func (g *sharing) raisedAt(now int64) (at int64) {
-	for _, l := range g.loans {
+// raisedAt returns since when the region has a share again that it had lent, or now if it lent
+// none. hasEnded reports whether a loan has ended that endLoans has not ended yet.
+func (g *sharing) raisedAt(now int64) (at int64, hasEnded bool) {
+	for i := range g.loans {
+		l := &g.loans[i]
 		if l.lent > 0 && l.until <= now {
-			at = max(at, l.until)
+			at, hasEnded = max(at, l.until), true
+		}
+		hasEnded = hasEnded || l.borrowed > 0 && !g.isTaken(l, now)
+	}
+	return cmp.Or(at, now), hasEnded
+}
+
+// shareBefore returns the share without what was lent and has come back.
+func (g *sharing) shareBefore(base, now int64) int64 {
+	share := g.share(base, now)
+	for _, l := range g.loans {
+		if l.until <= now {
+			share -= l.lent
 		}
 	}
-	return cmp.Or(at, now)
+	return max(share, 1)
+}
+
+// endLoans ends the loans whose time has passed.
+func (g *sharing) endLoans(now int64) {
+	g.loans = slices.Clone(g.loans)
+	for i := range g.loans {
+		l := &g.loans[i]
+		if l.until <= now {
+			l.offered, l.lent = 0, 0
+		}
+		if !g.isTaken(l, now) {
+			l.borrowed = 0
+		}
+	}
 }
 
 // end returns when the last loan ends.
@@ -315,7 +376,7 @@ func (g *sharing) end() (end int64) {
 }
 
 // period returns for how long demand is counted, in µs.
-func (g *sharing) period() int64 { return g.refresh / demandPart }
+func (g *sharing) period() int64 { return g.offerTime / demandPart }
 
 // ask counts units that are asked for, for need.
 func (g *sharing) ask(units, now int64) {
@@ -351,7 +412,7 @@ func (g *sharing) need(p *Params, a *Algorithm, now int64) int64 {
 	return int64(min(math.Ceil(float64(wanted*wholeShare)/all), wholeShare))
 }
 
-// report answers the region that is the Holder. fits says that no more is used than the share has.
+// report tells the Holder what it is offered. fits says that no more is used than the share has.
 func (g *sharing) report(r *Request, out *Outcome, now, need, share, memory int64, fits bool) {
 	out.Granted, out.Remaining, out.ResetAfter = 0, 0, 0
 	if g.start == 0 && now >= g.end() {
@@ -377,10 +438,11 @@ func (g *sharing) indexOf(holder string) int {
 	return slices.IndexFunc(g.loans, func(l loan) bool { return l.region == id })
 }
 
-// loanOf returns the loan of a region, for a change. Loans that have ended are removed. If there is
-// no loan, loanOf adds one if add is true and there is room. Otherwise it returns nil.
+// loanOf returns the loan of a region, for a change. Loans that ended long ago are removed: until
+// then, an earlier offer that comes late is known by its version. If there is no loan, loanOf adds
+// one if add is true and there is room. Otherwise it returns nil.
 func (g *sharing) loanOf(holder string, now int64, add bool) *loan {
-	g.loans = slices.DeleteFunc(slices.Clone(g.loans), func(l loan) bool { return l.until <= now && l.ends <= now })
+	g.loans = slices.DeleteFunc(slices.Clone(g.loans), func(l loan) bool { return l.until <= now && l.ends+g.offerTime <= now })
 	at := g.indexOf(holder)
 	if at < 0 {
 		if !add || len(g.loans) == maxLoans {
@@ -399,12 +461,11 @@ func (g *sharing) take(r *Request, out *Outcome, now int64) bool {
 		return false
 	}
 	ends := r.Receipt
-	if g.isTaken(l, now) {
-		if version == l.taken {
-			ends = max(ends, l.ends)
-		} else if (l.taken-version+versionBase)%versionBase < versionBase/2 {
-			return false // an earlier offer came late
-		}
+	switch {
+	case version == l.taken && g.isTaken(l, now):
+		ends = max(ends, l.ends)
+	case l.taken > 0 && version != l.taken && (l.taken-version+versionBase)%versionBase < versionBase/2:
+		return false // an earlier offer came late
 	}
 	out.Granted = offer
 	if version != l.taken {
@@ -415,19 +476,22 @@ func (g *sharing) take(r *Request, out *Outcome, now int64) bool {
 }
 
 // give decides what to offer to another region. least is the share that is never lent, and need the
-// share that this region needs. room is how much more can be lent without less units than are used.
-// It reports whether anything has changed.
+// share that this region needs. room is how much more can be lent so that the rest covers what is
+// used.// It reports whether anything has changed.
 func (g *sharing) give(r *Request, now, base, least, need, room, memory, others int64) bool {
 	want, has, taken := r.Cost%shareBase, r.Cost/shareBase%shareBase, r.Cost/shareBase/shareBase%versionBase
+	offerTime := min(max(r.Patience, minOfferTime), maxOfferTime)
 	l := g.loanOf(r.Holder, now, want > has)
 	if l == nil {
-		return false
+		isChanged := g.start > 0 && g.offerTime != offerTime
+		g.offerTime = offerTime
+		return isChanged
 	}
 	if now >= l.until {
 		l.offered, l.lent = 0, 0
 	}
 	isTaken := taken == l.version
-	if isTaken { // the other region has no more than the latest offer
+	if isTaken { // the other region has reported it, and takes no earlier one any more
 		l.lent = l.offered
 	}
 	spare, free := base-need, base-least
@@ -443,7 +507,7 @@ func (g *sharing) give(r *Request, now, base, least, need, room, memory, others 
 	switch {
 	case spare < 0:
 		offer += spare
-	case missing > 0: // what is lent anyway can be offered again
+	case missing > 0: // until a smaller offer is confirmed, the rest of a larger one can be offered again
 		most := l.lent - l.offered
 		if isTaken {
 			most = max(most, spare)
@@ -457,10 +521,10 @@ func (g *sharing) give(r *Request, now, base, least, need, room, memory, others 
 		l.offered, l.version = offer, nextVersion(l.version, now)
 		l.lent = max(l.lent, offer)
 	}
-	g.refresh = min(max(r.Patience, minRefresh), maxRefresh)
 	if l.offered > 0 {
-		l.until = max(l.until, now+g.refresh+memory)
+		l.until = max(l.until, now+offerTime+memory)
 	}
+	g.offerTime = offerTime
 	return true
 }
 

@@ -33,39 +33,43 @@ local function name_across_apply(state, applied, share, raised, now, p1, p2, p3,
   return state, share
 end
 
--- The twin of share and raisedAt in share.go. The loans are the numbers from first on.
-local function name_across_share(base, now, refresh, numbers, first)
-  local share, raised = base, 0
+-- The twin of share and raisedAt in share.go. The loans are the numbers from first on. The second
+-- result is how much of the share has come back.
+local function name_across_share(base, now, offertime, numbers, first)
+  local share, back, raised, hasended = base, 0, 0, false
   for i = first, #numbers, 5 do
     local till, ending, amounts = numbers[i], numbers[i + 1], numbers[i + 2]
-    local lent = div(amounts, 1024) % 1024
+    local lent, borrowed = div(amounts, 1024) % 1024, div(amounts, 1048576)
     if now < till then
       share = share - lent
     elseif lent > 0 then
-      raised = math.max(raised, till)
+      back, raised, hasended = back + lent, math.max(raised, till), true
     end
-    if now < ending and ending - now <= refresh then
-      share = share + div(amounts, 1048576)
+    if now < ending and ending - now <= offertime then
+      share = share + borrowed
+    elseif borrowed > 0 then
+      hasended = true
     end
   end
-  return math.max(share, 1), raised > 0 and raised or now
+  return math.max(share, 1), back, raised > 0 and raised or now, hasended
 end
 
 -- Decides as the algorithm does, with the share that a region has of the limit: see share.go. The
 -- numbers of the algorithm follow applied. The loans are at the end, each with until, ends, the
 -- amounts (offered + 2^10 lent + 2^20 borrowed), the versions (version + 2^20 taken) and the
 -- region.
-local function name_across(p1, p2, p3, p4, mode, cost, patience, now, holder, receipt, start, asked, rows, before, refresh, applied, ...)
-  local numbers, isknown = { ... }, applied
+local function name_across(p1, p2, p3, p4, mode, cost, patience, now, holder, receipt, start, asked, rows, before, offertime, applied, ...)
+  local numbers = { ... }
   local whole, base = div(CAPACITY, 16), div(WHOLE, CAPACITY % 16)
-  start, asked, rows, before, refresh, applied = start or 0, asked or 0, rows or 0, before or 0, refresh or DEFAULTREFRESH, applied or base
+  start, asked, rows, before = start or 0, asked or 0, rows or 0, before or 0
+  offertime, applied = offertime or DEFAULTOFFERTIME, applied or base
   local own = #numbers - 5 * rows -- how many are of the algorithm
-  local isodd = HASMARKS and own > 0 and own % 2 == 0 or refresh < MINREFRESH or refresh > MAXREFRESH
+  local isodd = HASMARKS and own > 0 and own % 2 == 0 or offertime < MINOFFERTIME or offertime > MAXOFFERTIME
   if isodd or rows > MAXLOANS or own < 0 or applied == 0 or applied > 16 * WHOLE then -- not written by this store
     if mode ~= RESET then
       return 0, 0, IMPOSSIBLE, 0, 0, UNCHANGED
     end
-    start, asked, rows, before, refresh, applied, numbers, own = 0, 0, 0, 0, DEFAULTREFRESH, base, {}, 0
+    start, asked, rows, before, offertime, applied, numbers, own = 0, 0, 0, 0, DEFAULTOFFERTIME, base, {}, 0
   end
   local state = { unpack(numbers, 1, own) }
   if HASMARKS and own > 5 then -- the older marks of a token bucket, as they are stored
@@ -75,14 +79,37 @@ local function name_across(p1, p2, p3, p4, mode, cost, patience, now, holder, re
   for i = own + 1, #numbers, 5 do
     over = math.max(over, numbers[i], numbers[i + 1])
   end
-  local period = div(refresh, DEMANDPART) -- for how long demand is counted
+  local period = div(offertime, DEMANDPART) -- for how long demand is counted
   if now >= over and now - start >= 2 * period then -- nothing of the demand counts any more
-    start, asked, before, refresh = 0, 0, 0, DEFAULTREFRESH
-    period = div(refresh, DEMANDPART)
+    start, asked, before, offertime = 0, 0, 0, DEFAULTOFFERTIME
+    period = div(offertime, DEMANDPART)
   end
-  local memory = REFILLS and 0 or WINDOWED and (p4 == 0 and p2 or p4 - p3) or p2 * (p3 + 1)
-  local share, raised = name_across_share(base, now, refresh, numbers, own + 1)
-  state, applied = name_across_apply(state, applied, share, raised, now, p1, p2, p3, p4)
+  local length = p2 * p3 -- of a sub-window
+  if WINDOWED then
+    length = p4 == 0 and p2 or p4 - p3
+  end
+  local memory = 0 -- the twin of countsFor
+  if not REFILLS then
+    memory = WINDOWED and (p4 == 0 and length or div(length * 5, 4)) or p2 * (p3 + 1)
+  end
+  local share, back, raised, hasended = name_across_share(base, now, offertime, numbers, own + 1)
+  if hasended then -- what was borrowed may have ended first, so the bucket refills until now at the lower rate
+    if math.max(share - back, 1) < applied then
+      state, applied = name_across_apply(state, applied, math.max(share - back, 1), now, now, p1, p2, p3, p4)
+    end
+    for i = own + 1, #numbers, 5 do
+      local till, ending, amounts = numbers[i], numbers[i + 1], numbers[i + 2]
+      if till <= now then
+        amounts = amounts - amounts % 1048576
+      end
+      if now >= ending or ending - now > offertime then
+        amounts = amounts % 1048576
+      end
+      numbers[i + 2] = amounts
+    end
+    state, applied = name_across_apply(state, applied, share, raised, now, p1, p2, p3, p4)
+  end
+  state, applied = name_across_apply(state, applied, share, now, now, p1, p2, p3, p4) -- if the number of regions has changed
 
   local result
   if mode >= REPORT then
@@ -95,7 +122,7 @@ local function name_across(p1, p2, p3, p4, mode, cost, patience, now, holder, re
   end
   local least, asking, changed = mode == DRAW and math.min(cost, 1) or cost, 0, result[6] ~= UNCHANGED
   if result[3] == NEVER and least <= whole then
-    result[3] = refresh -- a larger share may suffice
+    result[3] = offertime -- a larger share may suffice
   end
   if mode == FORCE then
     asking = result[1]
@@ -103,7 +130,7 @@ local function name_across(p1, p2, p3, p4, mode, cost, patience, now, holder, re
     asking = math.min(cost, whole)
   end
   local passed, need = now - start, math.max(asked, before)
-  if asking > 0 and (result[3] == 0 or isknown) then -- a denial makes no state
+  if asking > 0 then
     if passed < 0 or passed >= 2 * period then
       start, before, asked = now, 0, 0
     elseif passed >= period then
@@ -118,15 +145,15 @@ local function name_across(p1, p2, p3, p4, mode, cost, patience, now, holder, re
     elseif passed >= period then
       need = asked
     end
-    local length, units = p2, p1 * WHOLE -- of a bucket: the parts of a token, and the parts that are refilled in a µs
-    if not REFILLS then
-      length, units = WINDOWED and memory or p2 * p3, whole
+    local units = whole
+    if REFILLS then -- the parts of a token, and the parts that are refilled in a µs
+      length, units = p2, p1 * WHOLE
     end
     need = math.min(math.ceil((need * 1.1 + 2 * math.sqrt(need)) * WHOLE / (units * period / length)), WHOLE)
     if mode ~= REPORT then -- loans that have ended are removed
       local kept = { unpack(numbers, 1, own) }
       for i = own + 1, #numbers, 5 do
-        if now < numbers[i] or now < numbers[i + 1] then
+        if now < numbers[i] or now < numbers[i + 1] + offertime then
           for j = i, i + 4 do
             kept[#kept + 1] = numbers[j]
           end
@@ -138,11 +165,11 @@ local function name_across(p1, p2, p3, p4, mode, cost, patience, now, holder, re
     while at < #numbers and numbers[at + 4] ~= holder do
       at = at + 5
     end
-    local isnew = at > #numbers
+    local isnew, isloan = at > #numbers, false
     local till, ending, amounts, versions = numbers[at] or 0, numbers[at + 1] or 0, numbers[at + 2] or 0, numbers[at + 3] or 0
     local offered, lent, borrowed = amounts % 1024, div(amounts, 1024) % 1024, div(amounts, 1048576)
     local version, taken = versions % 1048576, div(versions, 1048576)
-    local istaken = now < ending and ending - now <= refresh
+    local istaken = now < ending and ending - now <= offertime
     if mode == REPORT then
       local left, fits = till - memory - now, REFILLS or result[2] > 0
       result[1], result[2], result[4] = 0, 0, 0
@@ -157,16 +184,20 @@ local function name_across(p1, p2, p3, p4, mode, cost, patience, now, holder, re
       end
     elseif mode == MERGE then
       local offer, theirs = cost % 1024, div(cost, 1024) % 1048576
-      local islate = istaken and theirs ~= taken and (taken - theirs + 1048576) % 1048576 < 524288
+      local islate = taken > 0 and theirs ~= taken and (taken - theirs + 1048576) % 1048576 < 524288
       changed = not (isnew and (offer == 0 or #numbers == own + 5 * MAXLOANS)) and not islate
+      isloan = changed
       if changed then
         result[1] = offer + (theirs ~= taken and 1 or 0)
         borrowed, ending, taken = offer, istaken and theirs == taken and math.max(receipt, ending) or receipt, theirs
       end
     else
       local want, has, theirs = cost % 1024, div(cost, 1024) % 1024, div(cost, 1048576) % 1048576
-      changed = not (isnew and (want <= has or #numbers == own + 5 * MAXLOANS))
-      if changed then
+      local newtime = math.min(math.max(patience, MINOFFERTIME), MAXOFFERTIME)
+      isloan = not (isnew and (want <= has or #numbers == own + 5 * MAXLOANS))
+      changed = isloan or start > 0 and offertime ~= newtime
+      offertime = newtime
+      if isloan then
         if now >= till then
           offered, lent = 0, 0
         end
@@ -199,18 +230,19 @@ local function name_across(p1, p2, p3, p4, mode, cost, patience, now, holder, re
           end
           offered, version, lent = offer, following, math.max(lent, offer)
         end
-        refresh = math.min(math.max(patience, MINREFRESH), MAXREFRESH)
         if offered > 0 then
-          till = math.max(till, now + refresh + memory)
+          till = math.max(till, now + offertime + memory)
         end
         result[1] = lent
       end
     end
-    if changed then
+    if isloan then
       numbers[at], numbers[at + 1], numbers[at + 4] = till, ending, holder
       numbers[at + 2], numbers[at + 3] = offered + 1024 * lent + 1048576 * borrowed, version + 1048576 * taken
+    end
+    if changed then
       rows = (#numbers - own) / 5
-      share = name_across_share(base, now, refresh, numbers, own + 1)
+      share = name_across_share(base, now, offertime, numbers, own + 1)
       state, applied = name_across_apply(state, applied, share, now, now, p1, p2, p3, p4)
     end
   end
@@ -232,7 +264,7 @@ local function name_across(p1, p2, p3, p4, mode, cost, patience, now, holder, re
     keep = math.min(keep, div(MAX, k)) * k
   end
   local fill = REFILLS and cdiv(whole * p2, p1 * WHOLE) or 0 -- the time in which a share that comes back is refilled
-  local saved = { start, asked, rows, before, refresh, applied, unpack(state) }
+  local saved = { start, asked, rows, before, offertime, applied, unpack(state) }
   local marks = saved[#saved]
   if type(marks) == 'string' then
     for i = 1, #marks, 7 do
@@ -242,6 +274,6 @@ local function name_across(p1, p2, p3, p4, mode, cost, patience, now, holder, re
   for i = own + 1, #numbers do
     saved[#saved + 1] = numbers[i]
   end
-  keep = keep + math.max(ending - now + fill, start + 2 * div(refresh, DEMANDPART) - now, 0)
+  keep = keep + math.max(ending - now + fill, start + 2 * div(offertime, DEMANDPART) - now, 0)
   return result[1], result[2], result[3], result[4], result[5], keep, unpack(saved)
 end

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // A sharedRegion is a region of TestShares, with a clock of its own.
@@ -178,6 +179,81 @@ func TestShareComesBackEmpty(t *testing.T) {
 	}
 }
 
+// A share comes back after a borrowed one has ended, and nothing was asked for between. The bucket
+// is refilled at the lower rate meanwhile.
+func TestLoansThatEndInTurn(t *testing.T) {
+	for _, isAskedBetween := range []bool{false, true} {
+		c := newCounter(t, ShareAcross(TokenBucket, 3), Limit{Count: 1000, Period: 1_000_000, Burst: 1000}, someDay)
+		c.do(Request{Mode: giveLoan, Holder: "x", Cost: wholeShare + wholeShare/3*shareBase, Patience: 6_000_000})
+		c.do(Request{Mode: takeLoan, Holder: "y", Cost: 200 + shareBase, Receipt: c.now + 1_000_000})
+		c.do(Request{Mode: Draw, Cost: 1000})
+		if c.now += 1_000_000; isAskedBetween {
+			c.do(Request{Mode: Draw, Cost: 1})
+		}
+		c.now += 5_000_000
+		if got := c.do(Request{Mode: Draw, Cost: 1000}).Granted; got > 33 { // what 28 of 840 has at once
+			t.Errorf("with a request between %v, %d units are granted; want at most 33", isAskedBetween, got)
+		}
+	}
+}
+
+// The months of a calendar differ. A lender waits until the borrower's month has ended.
+func TestShareOfAMonthComesBackInTheNext(t *testing.T) {
+	a, limit := CalendarWindow(Month, time.UTC), Limit{Count: 1000}
+	begin := time.Date(2026, 2, 28, 23, 59, 58, 0, time.UTC).UnixMicro()
+	lender, borrower := newCounter(t, ShareAcross(a, 2), limit, begin), newCounter(t, ShareAcross(a, 2), limit, begin)
+	lender.do(Request{Mode: giveLoan, Holder: "b", Cost: wholeShare + wholeShare/2*shareBase, Patience: 6_000_000})
+	report := lender.do(Request{Mode: reportLoan, Holder: "b"})
+	borrower.do(Request{Mode: takeLoan, Holder: "a", Cost: report.Granted % (shareBase * versionBase), Receipt: begin + report.ResetAfter})
+	granted := int64(0)
+	for _, day := range []int{1, 2, 15, 31} {
+		now := time.Date(2026, 3, day, 0, 0, 1, 0, time.UTC).UnixMicro()
+		for _, c := range []*counterUnderTest{borrower, lender} {
+			c.now = now
+			granted += c.do(Request{Mode: Draw, Cost: 1000}).Granted
+		}
+	}
+	if granted > 1000 || granted < 950 {
+		t.Errorf("in March, two regions admit %d of 1000; want at most 1000, and what one has borrowed", granted)
+	}
+}
+
+// While the store gives no answer, a region has what it never lends, and not what it may have lent.
+func TestInAnOutageARegionHasWhatItNeverLends(t *testing.T) {
+	for _, a := range []*Algorithm{TokenBucket, FixedWindow, SubWindow(5)} {
+		for _, instances := range []int64{1, 2, 5} {
+			limit, isPossible := ShareAcross(a, 3).Share(Limit{Count: 3000, Period: 60_000_000, Burst: 3000}, instances)
+			if !isPossible {
+				t.Fatalf("%s has no share for %d instances", a.Title(), instances)
+			}
+			granted := int64(0)
+			c := newCounter(t, ShareAcross(a, 3), limit, someDay)
+			for range 60 {
+				granted += c.do(Request{Mode: Draw, Cost: 1000}).Granted
+				c.now += 1_000_000 - 1
+			}
+			most := int64(3000 / 3 / 10 / instances)
+			if a == TokenBucket {
+				most *= 2
+			}
+			if granted > most || granted < most-2 {
+				t.Errorf("%s: one of %d instances grants %d units in a minute of an outage; want %d", a.Title(), instances, granted, most)
+			}
+		}
+	}
+}
+
+// All requests of a key cost more than the region's share. It borrows as much as it needs.
+func TestRequestsAboveTheShareBorrow(t *testing.T) {
+	c := newCounter(t, ShareAcross(FixedWindow, 3), Limit{Count: 300, Period: 60_000_000}, someDay)
+	if out := c.do(Request{Mode: Spend, Cost: 150}); out.OK() || out.Keep <= 0 {
+		t.Errorf("150 units of a share of 100: %+v; want a denial that is kept", out)
+	}
+	if report := c.do(Request{Mode: reportLoan, Holder: "b"}); report.Remaining%shareBase != wholeShare {
+		t.Errorf("after the denial, the region needs %d of %d; want all", report.Remaining%shareBase, wholeShare)
+	}
+}
+
 // An offer comes late, after a newer one. A region that would take it had more than it was given.
 func TestLateOffersAreNotTaken(t *testing.T) {
 	c := newCounter(t, ShareAcross(TokenBucket, 2), Limit{Count: 1000, Period: 1_000_000, Burst: 1000}, someDay)
@@ -192,13 +268,22 @@ func TestLateOffersAreNotTaken(t *testing.T) {
 			t.Errorf("after offer %d of version %d, the share is %d; want %d", step.offer, step.version, got, step.want)
 		}
 	}
-	c.now += 2_000_000 // the offers have ended, and so have their versions
+	c.now += 2_000_000 // the offers have ended
+	if got := take(100, 1); got != 420 {
+		t.Errorf("after all offers have ended, an earlier one makes the share %d; want 420", got)
+	}
+	c.now += 8_000_000 // no earlier offer is on its way any more
 	if got := take(100, 1); got != 520 {
-		t.Errorf("after all offers have ended, the share is %d; want 520", got)
+		t.Errorf("long after all offers have ended, the share is %d; want 520", got)
 	}
 }
 
 func TestLimitsThatCannotBeShared(t *testing.T) {
+	for _, limit := range []Limit{{Count: 100_000, Period: 86400_000_000}, {Count: 1_000_000_000, Period: MaxPeriod}} {
+		if _, err := ShareAcross(FixedWindow, 3).Prepare(limit); err != nil {
+			t.Errorf("a window of %+v cannot be shared: %v", limit, err)
+		}
+	}
 	for want, prepare := range map[string]func() (Params, error){
 		"cannot be across regions": func() (Params, error) { return ShareAcross(SlidingLog, 2).Prepare(Limit{Count: 10, Period: 1_000_000}) },
 		"1 to 10 can": func() (Params, error) {

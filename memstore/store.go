@@ -154,7 +154,7 @@ func (s *Store) decideOne(c *penstock.Charge, now int64, d *penstock.Decision) e
 	cell := t.find(h)
 	canCommit := cell != freshCell // the state of freshCell must not change
 	t.states.Step(cell, params, &t.request, now, canCommit, &t.outcome)
-	needsCounter := t.outcome.OK() && t.outcome.Keep > 0
+	needsCounter := t.outcome.Keep > 0
 	if cell == freshCell && needsCounter {
 		s.sweepLocked(t, now, smallSweep)
 		if !s.addLocked(t, h, &cell, now) {
@@ -202,6 +202,9 @@ func (s *Store) decideAll(charges []penstock.Charge, now int64) (penstock.Decisi
 		out := &p.table.outcome
 		p.table.states.Step(p.cell, p.params, &p.request, now, dryRun, out)
 		if !out.OK() {
+			if p.cell == freshCell && out.Keep > 0 && s.addLocked(p.table, p.hash, &p.cell, now) { // the denial has a state
+				p.table.states.Step(p.cell, p.params, &p.request, now, commit, out)
+			}
 			s.keepLocked(p.table, p.cell, out, now)
 		}
 		p.keep = out.Keep

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -24,9 +25,10 @@ type Options struct {
 	Guard guard.Options
 
 	// RegionPeers are the URLs of the Redis servers of other regions, by the names of the regions; see
-	// Open. All regions enforce limits of algorithm.Across and algorithm.ShareAcross together. They
-	// have the same limits, Redis options and RegionInterval. Store.Load names the limits: those that
-	// it has not named are refused. Default: there is one region, which has the whole of such limits.
+	// Open. All regions together enforce limits of algorithm.Across and algorithm.ShareAcross. All
+	// must have the same limits, Redis options (also the Secret) and RegionInterval. Load names the
+	// limits: others are refused. The number of regions that ShareAcross got is replaced by that of
+	// the peers and this region. Default: there is one region, so write ShareAcross(a, 1).
 	RegionPeers map[string]string
 
 	// Region is the name of this region among others.
@@ -48,6 +50,7 @@ type Store struct {
 	regions *regions.Instance                    // nil: there are no other regions
 	peers   []*redisstore.Store                  // of the other regions
 	loaded  atomic.Pointer[map[loadedLimit]bool] // the limits that Load has named; nil: none yet
+	loading sync.Mutex
 }
 
 // A loadedLimit identifies a limit that Load has named.
@@ -137,7 +140,7 @@ func (s *Store) join(o Options) (batches.Func, error) {
 	}, nil
 }
 
-// checkLoaded refuses limits of which this instance would ignore what other regions have granted.
+// checkLoaded refuses limits that Load has not named: the exchange would ignore their totals.
 func (s *Store) checkLoaded(charges []penstock.Charge) error {
 	loaded := s.loaded.Load()
 	for i := range charges {
@@ -167,8 +170,10 @@ func (s *Store) Load(ctx context.Context, plans ...*penstock.Plan) error {
 			}
 			loaded[loadedLimitOf(plan)] = true
 		}
+		s.loading.Lock()
 		s.regions.Use(plans)
 		s.loaded.Store(&loaded)
+		s.loading.Unlock()
 	}
 	return s.redis.Load(ctx, plans...)
 }

@@ -1,7 +1,8 @@
 // Package regions exchanges between several regions what each has granted, for limits across
-// regions (algorithm.Across). Each region decides alone, in a store of its own. One instance of a
-// region runs its Exchange: it asks the other regions for their totals, and merges these into its
-// own store. docs/decisions/0033 has the bound of this and its proof.
+// regions (algorithm.Across), or lends shares (algorithm.ShareAcross). Each region decides alone,
+// in a store of its own. One instance of a region runs its Exchange: it asks the other regions for
+// their totals, and merges these into its own store. docs/decisions/0033 and 0034 have the bounds
+// of this and their proofs.
 package regions
 
 import (
@@ -308,12 +309,15 @@ func (e *Exchange) lend(ctx context.Context, region string, asked time.Time, tot
 		}
 	}
 	statuses, err := decideEach(ctx, e.decide, charges, mergedTogether)
+	if err != nil {
+		return err // the answer is not recorded as merged, so its counters come again
+	}
 	for i, status := range statuses {
 		if status.Granted > 0 { // the other region has to know
 			e.ledger.note(counters[i], 1, e.o.offerTime())
 		}
 	}
-	return err
+	return nil
 }
 
 // mergedTogether is how many totals are merged at once. Between two such lists, the store decides

@@ -14,8 +14,8 @@ import (
 )
 
 // A shareID identifies the share of a limit that some regions have. If regions divide the limit
-// (algorithm.ShareAcross), it is the limit with the number of regions, because its state has the
-// share.
+// (algorithm.ShareAcross), the plan is the same for all sets of regions: the state of each key says
+// the share.
 type shareID struct {
 	plan    *penstock.Plan
 	regions uint64 // a bit for each region, in alphabetical order; 0 for limits that are divided
@@ -23,10 +23,10 @@ type shareID struct {
 
 // Check returns an error if a limit across regions has no share for one of them.
 func (s Setup) Check(plan *penstock.Plan) error {
+	if !IsAcross(plan) || s.Count < 2 {
+		return nil
+	}
 	for i := range s.Count {
-		if !IsAcross(plan) || s.Count < 2 {
-			break
-		}
 		if _, err := (shareID{plan, 1 << i}).compile(s.Count); err != nil {
 			return err
 		}
@@ -229,7 +229,7 @@ func (e *Exchange) noteGrants(b *batches.Batch) {
 		limit := c.Plan.Limit()
 		units, counts := c.Cost, 2*max(limit.Period, time.Duration(float64(c.Plan.Capacity())/float64(limit.Count)*float64(limit.Period)))
 		if IsShared(c.Plan) {
-			counts = e.o.offerTime() // also what is denied: other regions lend shares by it
+			counts = e.o.offerTime() // also what is denied: other regions lend by what is asked for
 		} else if !isUnknown {
 			units = 0
 			if b.Err == nil {

@@ -29,9 +29,9 @@ type id struct {
 type Total struct {
 	Counter
 	Life    int64         // see algorithm.Across
-	Granted int64         // units in this life; of a divided limit: the offer, as algorithm.ShareAcross reports it
+	Granted int64         // units in this life; of a divided limit: the offer, see the modes in algorithm/share.go
 	Age     time.Duration // of the life
-	Needed  int64         // of a divided limit: what the region needs and has, as algorithm.ShareAcross reports it
+	Needed  int64         // of a divided limit: what the region needs and has, see the modes in algorithm/share.go
 	Left    time.Duration // until its units are free again; of a window: until it ends; of an offer: until it ends
 }
 

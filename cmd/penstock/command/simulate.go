@@ -280,6 +280,9 @@ func (s *simulateCommand) regionBound(one *simulate.Simulation) string {
 	if one.Across == "" {
 		return fmt.Sprintf("each of %d regions is on its own: together %d in any %s", one.Regions, one.Bound, wording.Period(one.Period))
 	}
+	if one.Across == "share" {
+		return fmt.Sprintf("%d regions together: %d in any %s; each has a share, and lends what it does not need", one.Regions, one.Bound, wording.Period(one.Period))
+	}
 	usual, most := regions.Options{}.Lag(s.options.Regions.Delay)
 	return fmt.Sprintf("%d regions together, at this demand: %d in any %s; a region knows of the others within %s, or %s when links fail",
 		one.Regions, one.Bound, wording.Period(one.Period), wording.Period(usual), wording.Period(most))

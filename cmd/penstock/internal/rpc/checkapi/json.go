@@ -45,7 +45,10 @@ func unmarshal(text []byte, m proto.Message) error {
 		_, name, _ := strings.Cut(after, `"`) // duplicate field "name", or duplicate map key "name"
 		return invalid(wording.Plain(wording.Clip(strings.TrimSuffix(name, `"`))), "it is sent twice")
 	}
-	return invalid("the body", "an escape is half of a surrogate pair; write both halves")
+	if bytes.Contains(text, []byte(`\u`)) {
+		return invalid("the body", "an escape is half of a surrogate pair; write both halves")
+	}
+	return invalid("the body", "a number has too many digits; write it shorter")
 }
 
 func checkSyntax(text []byte) error {

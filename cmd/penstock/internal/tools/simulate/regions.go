@@ -14,8 +14,8 @@ import (
 )
 
 // Regions says which regions there are, and how messages pass between them. If the limit's
-// algorithm is one of algorithm.Across, they exchange what they have granted. Otherwise each region
-// is on its own.
+// algorithm is one of algorithm.Across or algorithm.ShareAcross, they exchange what they have
+// granted. Otherwise each region is on its own.
 type Regions struct {
 	Count int
 	Delay time.Duration // of a message
@@ -170,28 +170,25 @@ func (r *run) isLinked(from, to int) bool {
 	return r.options.Regions.loss == 0 || r.rng.Float64() >= r.options.Regions.loss
 }
 
-// addBoundOfRegions computes the bound of docs/decisions/0033 for an interval of one Period, with
-// the demand that was measured.
+// addBoundOfRegions computes the bound of docs/decisions/0033 or 0034 for an interval of one
+// Period, with the demand that was measured.
 func (r *run) addBoundOfRegions() {
 	plan, period := r.options.Limit, r.options.Limit.Limit().Period
 	for _, g := range r.regions {
 		r.result.ByRegion = append(r.result.ByRegion, g.allowed)
 	}
+	if !regions.IsAcross(plan) {
+		r.result.Bound = int64(len(r.regions)) * regions.Within(plan, period)
+		return
+	}
 	for counter := range r.admitted {
-		if !regions.IsAcross(plan) {
-			r.result.Bound = int64(len(r.regions)) * regions.Within(plan, period)
-			continue
-		}
 		beyond := r.beyond(counter)
 		if plan.Algorithm().WindowsDiffer() { // an interval of one period has units of two windows
 			beyond *= 2
 		}
 		r.result.Bound = max(r.result.Bound, regions.Within(plan, period)+beyond)
 	}
-	lost := int64(len(r.options.Regions.wiped))
-	if regions.IsAcross(plan) {
-		r.result.Bound += lost * regions.Within(plan, r.regions[0].lag)
-	}
+	r.result.Bound += int64(len(r.options.Regions.wiped)) * regions.Within(plan, r.regions[0].lag)
 }
 
 // beyond returns how many units of a counter the regions may admit beyond the limit, with the
