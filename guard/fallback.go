@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/penstock/penstock"
@@ -395,7 +396,7 @@ func (f *fallback) instances() int {
 
 // shareOf returns the part of a plan's limit that one of n instances has, or nil.
 func (f *fallback) shareOf(plan *penstock.Plan, n int) *penstock.Plan {
-	if n == 1 {
+	if n == 1 && !strings.HasSuffix(plan.Algorithm().Name(), "_share_across") { // see algorithm.ShareAcross
 		return plan
 	}
 	return f.cachedShare(plan.Limit(), n)

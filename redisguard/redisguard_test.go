@@ -210,3 +210,31 @@ func TestRegionsEnforceOneLimit(t *testing.T) {
 		t.Errorf("a region that is its own peer: %v; want ErrInvalid", err)
 	}
 }
+
+// A region may have lent nine tenths of its share. So without its store, it has the tenth that it
+// never lends.
+func TestRegionWithoutItsStoreHasWhatItNeverLends(t *testing.T) {
+	t.Parallel()
+	own, other := redistest.Start(t), redistest.Start(t)
+	s, err := redisguard.Open(own.URL(), redisguard.Options{Region: "eu", RegionPeers: map[string]string{"us": other.URL()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	plan := penstock.Per(1000, 30*24*time.Hour).With(algorithm.ShareAcross(penstock.FixedWindow, 2)).MustCompile()
+	if err := s.Load(t.Context(), plan); err != nil {
+		t.Fatal(err)
+	}
+	own.Kill()
+	granted := int64(0)
+	for range 300 {
+		d, err := s.Decide(t.Context(), []penstock.Charge{{Key: "k", Plan: plan, Cost: 1}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		granted += d.Status(0).Granted
+	}
+	if granted != 50 {
+		t.Errorf("in an outage, a region grants %d units of its share of 500; want 50", granted)
+	}
+}
