@@ -1,6 +1,7 @@
 package service
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -272,6 +273,7 @@ func TestPanicEndsOneGRPCCallOnly(t *testing.T) {
 
 // contextOfCall returns a context as a call of c has it whose message has come.
 func contextOfCall(ctx context.Context, c *grpcCalls) context.Context {
+	c.messageTimeout = cmp.Or(c.messageTimeout, time.Minute) // 0 could end the call before its timer is stopped
 	call := &grpcCall{calls: c, connection: new(grpcConnection)}
 	ctx = call.start(ctx)
 	call.stopTimer()
