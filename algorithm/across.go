@@ -72,7 +72,7 @@ func Across(a *Algorithm) *Algorithm {
 	}
 	made := a.across(acrossSuffix, tallyNumbers+3*maxRows)
 	if a.capacityParam > 0 {
-		made.newStates = func() States { return &acrossStates{States: a.newStates(), algorithm: a} }
+		made.newStates = func() States { return &acrossStates{statesAnd[tally]{States: a.newStates(), algorithm: a}} }
 		made.lua = a.acrossLua(acrossLua, made.name)
 	}
 	return made
@@ -124,31 +124,34 @@ type tally struct {
 // A row is what is merged of another region.
 type row struct{ granted, life, region int64 }
 
-// acrossStates are the States of an algorithm of Across.
-type acrossStates struct {
+// statesAnd are the States of an algorithm, with more beside each state.
+type statesAnd[T any] struct {
 	States
 	algorithm *Algorithm
-	tallies   []tally
+	beside    []T // by the index of the state
 }
 
 // Add adds a fresh state.
-func (s *acrossStates) Add() uint32 {
+func (s *statesAnd[T]) Add() uint32 {
 	i := s.States.Add()
-	if int(i) == len(s.tallies) {
-		s.tallies = append(s.tallies, tally{})
+	if int(i) == len(s.beside) {
+		s.beside = append(s.beside, *new(T))
 	}
 	return i
 }
 
 // Remove clears a state.
-func (s *acrossStates) Remove(i uint32) {
+func (s *statesAnd[T]) Remove(i uint32) {
 	s.States.Remove(i)
-	s.tallies[i] = tally{}
+	s.beside[i] = *new(T)
 }
+
+// acrossStates are the States of an algorithm of Across.
+type acrossStates struct{ statesAnd[tally] }
 
 // Step decides a request.
 func (s *acrossStates) Step(i uint32, p *Params, r *Request, now int64, commit bool, out *Outcome) {
-	t := s.tallies[i]
+	t := s.beside[i]
 	if t.life == 0 || s.isOver(i, now) || now > t.until { // nothing of the total counts any more
 		t.life, t.granted, t.credit, t.until = max(now, t.life+1), 0, 0, now
 	}
@@ -250,7 +253,7 @@ func (s *acrossStates) Step(i uint32, p *Params, r *Request, now int64, commit b
 	}
 	out.Keep += tallyLife
 	if commit || !out.OK() {
-		s.tallies[i] = t
+		s.beside[i] = t
 	}
 }
 

@@ -60,7 +60,7 @@ func (c *counterUnderTest) do(r Request) (out Outcome) {
 	return out
 }
 
-func (c *counterUnderTest) tally() tally { return c.states.(*acrossStates).tallies[0] }
+func (c *counterUnderTest) tally() tally { return c.states.(*acrossStates).beside[0] }
 
 // merge merges the total that another counter reports, as a fresh message.
 func (c *counterUnderTest) merge(region string, m Outcome) Outcome {
@@ -72,18 +72,22 @@ const someDay = 1_767_225_600_000_000 // 2026-01-01 in UTC, in µs
 var acrossLimit = Limit{Count: 1000, Period: 10_000_000, Burst: 400}
 
 // Without merges, an algorithm across regions decides as the algorithm does.
-func TestAcrossDecidesAlike(t *testing.T) {
+func TestAcrossDecidesAlike(t *testing.T) { testDecidesAlike(t, Across) }
+
+// testDecidesAlike makes equal requests to an algorithm and to what made makes of it.
+func testDecidesAlike(t *testing.T, made func(*Algorithm) *Algorithm) {
+	t.Helper()
 	eachSeed(t, func(t *testing.T, a *Algorithm, rng *rand.Rand) error {
-		plain, across := newCounter(t, a, acrossLimit, someDay), newCounter(t, Across(a), acrossLimit, someDay)
+		plain, other := newCounter(t, a, acrossLimit, someDay), newCounter(t, made(a), acrossLimit, someDay)
 		for range 40 {
 			r := Request{Mode: []Mode{Spend, Spend, Draw, Peek, Force, Refund, Reset}[rng.IntN(7)], Cost: rng.Int64N(450)}
-			want, got := plain.do(r), across.do(r)
+			want, got := plain.do(r), other.do(r)
 			want.Keep, got.Keep = 0, 0
 			if got != want {
-				return fmt.Errorf("%v %d: %+v; without Across %+v", r.Mode, r.Cost, got, want)
+				return fmt.Errorf("%v %d: %+v; of the algorithm itself %+v", r.Mode, r.Cost, got, want)
 			}
 			step := rng.Int64N(3_000_000)
-			plain.now, across.now = plain.now+step, across.now+step
+			plain.now, other.now = plain.now+step, other.now+step
 		}
 		return nil
 	})

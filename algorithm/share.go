@@ -98,7 +98,9 @@ func ShareAcross(a *Algorithm, regions int) *Algorithm {
 	}
 	made.lendsShares = true
 	made.possibleShares = func(l Limit, n int64) []Limit { return a.neverLentShares(l, n, int64(regions)) }
-	made.newStates = func() States { return &sharedStates{States: a.newStates(), algorithm: a} }
+	made.newStates = func() States {
+		return &sharedStates{statesAnd: statesAnd[sharing]{States: a.newStates(), algorithm: a}}
+	}
 	made.lua = a.acrossLua(shareLua, made.name)
 	return made
 }
@@ -140,32 +142,15 @@ type loan struct {
 
 // sharedStates are the States of an algorithm of ShareAcross.
 type sharedStates struct {
-	States
-	algorithm *Algorithm
-	sharings  []sharing
+	statesAnd[sharing]
 
 	step Request // memory for Step
 	own  Params
 }
 
-// Add adds a fresh state.
-func (s *sharedStates) Add() uint32 {
-	i := s.States.Add()
-	if int(i) == len(s.sharings) {
-		s.sharings = append(s.sharings, sharing{})
-	}
-	return i
-}
-
-// Remove clears a state.
-func (s *sharedStates) Remove(i uint32) {
-	s.States.Remove(i)
-	s.sharings[i] = sharing{}
-}
-
 // Step decides a request.
 func (s *sharedStates) Step(i uint32, p *Params, r *Request, now int64, commit bool, out *Outcome) {
-	a, g := s.algorithm, s.sharings[i]
+	a, g := s.algorithm, s.beside[i]
 	if now >= g.end() && now-g.start >= 2*g.period() { // nothing of the demand counts any more
 		g.start, g.asked, g.before, g.offerTime = 0, 0, 0, 0
 	}
@@ -233,7 +218,7 @@ func (s *sharedStates) Step(i uint32, p *Params, r *Request, now int64, commit b
 		}
 		s.apply(&g, i, p, g.share(base, now), now, now)
 	}
-	isKnown := s.sharings[i].applied > 0 // otherwise only a commit makes a state
+	isKnown := s.beside[i].applied > 0 // otherwise only a commit makes a state
 	isSaved := isChanged && (commit || isKnown && !out.OK())
 	if !isSaved && buckets != nil {
 		buckets.restore(i, before, beforeMarks)
@@ -253,7 +238,7 @@ func (s *sharedStates) Step(i uint32, p *Params, r *Request, now int64, commit b
 	}
 	out.Keep += max(g.end()-now+fill, g.start+2*g.period()-now, 0)
 	if isSaved {
-		s.sharings[i] = g
+		s.beside[i] = g
 	}
 }
 

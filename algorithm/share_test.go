@@ -117,7 +117,7 @@ func TestSharesAddNothing(t *testing.T) {
 				})
 				sum := int64(0)
 				for _, g := range regions {
-					s := g.states.(*sharedStates).sharings[0]
+					s := g.states.(*sharedStates).beside[0]
 					share := s.share(wholeShare/int64(n), now+g.ahead)
 					if sum += share; share > wholeShare/int64(n) {
 						lent++
@@ -138,20 +138,7 @@ func TestSharesAddNothing(t *testing.T) {
 
 // One region alone decides as the algorithm does.
 func TestOneRegionHasTheWholeLimit(t *testing.T) {
-	eachSeed(t, func(t *testing.T, a *Algorithm, rng *rand.Rand) error {
-		plain, shared := newCounter(t, a, acrossLimit, someDay), newCounter(t, ShareAcross(a, 1), acrossLimit, someDay)
-		for range 40 {
-			r := Request{Mode: []Mode{Spend, Spend, Draw, Peek, Force, Refund, Reset}[rng.IntN(7)], Cost: rng.Int64N(450)}
-			want, got := plain.do(r), shared.do(r)
-			want.Keep, got.Keep = 0, 0
-			if got != want {
-				return fmt.Errorf("%v %d: %+v; without ShareAcross %+v", r.Mode, r.Cost, got, want)
-			}
-			step := rng.Int64N(3_000_000)
-			plain.now, shared.now = plain.now+step, shared.now+step
-		}
-		return nil
-	})
+	testDecidesAlike(t, func(a *Algorithm) *Algorithm { return ShareAcross(a, 1) })
 }
 
 // A share that comes back brings no tokens. It is refilled from the moment at which the loan ended,
@@ -259,7 +246,7 @@ func TestLateOffersAreNotTaken(t *testing.T) {
 	c := newCounter(t, ShareAcross(TokenBucket, 2), Limit{Count: 1000, Period: 1_000_000, Burst: 1000}, someDay)
 	take := func(offer, version int64) int64 {
 		c.do(Request{Mode: takeLoan, Holder: "b", Cost: offer + version*shareBase, Receipt: c.now + 1_000_000})
-		return c.states.(*sharedStates).sharings[0].share(wholeShare/2, c.now)
+		return c.states.(*sharedStates).beside[0].share(wholeShare/2, c.now)
 	}
 	for _, step := range []struct{ offer, version, want int64 }{
 		{100, 1, 520}, {40, 2, 460}, {100, 1, 460}, {100, versionBase - 1, 460}, {70, 3, 490}, {0, 4, 420}, {70, 3, 420},
